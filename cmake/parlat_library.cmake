@@ -1,0 +1,33 @@
+# One static library per folder of parlat/, linking exactly the folders that the layering allows (scripts/check_layers
+# holds the includes against the same table). TORCH: the folder sees torch, through one shared precompiled header.
+add_library(parlat_options INTERFACE)
+target_compile_options(parlat_options INTERFACE -Wall -Wextra -Wno-unused-parameter)
+if(PARLAT_SANITIZE)
+  target_compile_options(parlat_options INTERFACE -fsanitize=${PARLAT_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(parlat_options INTERFACE -fsanitize=${PARLAT_SANITIZE})
+endif()
+
+file(WRITE ${CMAKE_BINARY_DIR}/parlat_pch.cc "")
+add_library(parlat_pch OBJECT ${CMAKE_BINARY_DIR}/parlat_pch.cc)
+target_link_libraries(parlat_pch PRIVATE parlat_options torch fmt::fmt-header-only)
+target_precompile_headers(parlat_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
+                          <torch/csrc/autograd/variable.h> <fmt/format.h> <map> <string> <vector> <functional> <memory>)
+
+function(parlat_library name)
+  cmake_parse_arguments(arg "TORCH" "" "DEPS;LINKS;PRIVATE_LINKS;EXCLUDE" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
+  if(arg_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX ${arg_EXCLUDE})
+  endif()
+  if(NOT sources)
+    return()
+  endif()
+  add_library(parlat_${name} STATIC ${sources})
+  list(TRANSFORM arg_DEPS PREPEND parlat_ OUTPUT_VARIABLE deps)
+  target_link_libraries(parlat_${name} PUBLIC parlat_options ${deps} ${arg_LINKS} fmt::fmt-header-only)
+  target_link_libraries(parlat_${name} PRIVATE ${arg_PRIVATE_LINKS})
+  if(arg_TORCH)
+    target_link_libraries(parlat_${name} PUBLIC torch)
+    target_precompile_headers(parlat_${name} REUSE_FROM parlat_pch)
+  endif()
+endfunction()

@@ -1,0 +1,73 @@
+#include "parlat/config/parallel.h"
+
+#include <array>
+#include <utility>
+
+#include "parlat/base/error.h"
+
+namespace parlat {
+
+namespace {
+
+constexpr std::array<std::pair<TrainForm, std::string_view>, 3> kForms = {
+    {{TrainForm::kExplicit, "explicit"}, {TrainForm::kAbsorbed, "absorbed"}, {TrainForm::kLaga, "laga"}}};
+constexpr std::array<std::pair<Sharding, std::string_view>, 2> kShardings = {
+    {{Sharding::kContiguous, "contiguous"}, {Sharding::kZigzag, "zigzag"}}};
+
+template <typename Table>
+std::string_view name_in(const Table& table, decltype(table[0].first) value) {
+  for (const auto& [entry, text] : table) {
+    if (entry == value) return text;
+  }
+  throw InternalError("an enumerator without a name");
+}
+
+template <typename Table>
+auto parse_in(const Table& table, std::string_view what, std::string_view text) {
+  std::string possible;
+  for (const auto& [entry, entry_text] : table) {
+    if (entry_text == text) return entry;
+    possible += (possible.empty() ? "" : ", ") + std::string(entry_text);
+  }
+  throw ConfigError("{}: expected one of {}, got '{}'", what, possible, text);
+}
+
+}  // namespace
+
+const std::vector<TrainForm>& all_train_forms() {
+  static const std::vector<TrainForm> kAll = [] {
+    std::vector<TrainForm> all;
+    for (const auto& [form, text] : kForms) all.push_back(form);
+    return all;
+  }();
+  return kAll;
+}
+
+std::string_view name(TrainForm form) { return name_in(kForms, form); }
+std::string_view name(Sharding sharding) { return name_in(kShardings, sharding); }
+TrainForm parse_train_form(std::string_view text) { return parse_in(kForms, "form", text); }
+Sharding parse_sharding(std::string_view text) { return parse_in(kShardings, "sharding", text); }
+
+void validate(const ParallelSpec& spec, int64_t ranks, int64_t n_heads, int64_t n_experts) {
+  if (spec.data < 1 || spec.sequence < 1 || spec.expert < 1) {
+    throw ConfigError("parallel: expected data, sequence and expert of at least 1, got {}, {} and {}", spec.data,
+                      spec.sequence, spec.expert);
+  }
+  if (spec.ranks() != ranks) {
+    throw ConfigError("parallel: expected data x sequence = {} ranks, got {} x {} = {}", ranks, spec.data, spec.sequence,
+                      spec.ranks());
+  }
+  if (ranks % spec.expert != 0) {
+    throw ConfigError("parallel: expected expert to divide the {} ranks, got {}", ranks, spec.expert);
+  }
+  if (spec.expert > 1 && n_experts < spec.expert) {
+    throw ConfigError("parallel: expected at most {} expert-parallel ranks (one routed expert each), got {}", n_experts,
+                      spec.expert);
+  }
+  if (spec.sequence > n_heads) {
+    throw ConfigError("form {}: expected at most {} sequence ranks, since it splits the {} heads over them, got {}",
+                      name(spec.form), n_heads, n_heads, spec.sequence);
+  }
+}
+
+}  // namespace parlat

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace parlat {
+
+// How attention is computed when the sequence is split over ranks. One line here, one in train/forms.cc and one cost
+// function in plan/ make a new form.
+enum class TrainForm { kExplicit, kAbsorbed, kLaga };
+
+// Which tokens a rank holds: one run of consecutive tokens, or chunks r and 2P-1-r of 2P (causal work balanced).
+enum class Sharding { kContiguous, kZigzag };
+
+const std::vector<TrainForm>& all_train_forms();
+std::string_view name(TrainForm form);
+std::string_view name(Sharding sharding);
+// Throw ConfigError with the possible values.
+TrainForm parse_train_form(std::string_view text);
+Sharding parse_sharding(std::string_view text);
+
+// data x sequence ranks; the sequence index runs fastest. Experts are split over groups of `expert` consecutive ranks
+// (1: every rank holds all experts).
+struct ParallelSpec {
+  int64_t data = 1;
+  int64_t sequence = 1;
+  int64_t expert = 1;
+  TrainForm form = TrainForm::kLaga;
+  Sharding sharding = Sharding::kContiguous;
+  int64_t ranks() const { return data * sequence; }
+};
+
+// Throws ConfigError unless `ranks` ranks can run it: data * sequence == ranks, expert divides ranks and has experts
+// for every rank, sequence <= n_heads for forms that split heads.
+void validate(const ParallelSpec& spec, int64_t ranks, int64_t n_heads, int64_t n_experts);
+
+}  // namespace parlat

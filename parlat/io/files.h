@@ -1,0 +1,36 @@
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace parlat {
+
+// Whole file as bytes; DataError names the path and the system's reason.
+std::string read_file(const std::filesystem::path& path);
+
+// Parsed JSON; DataError names the path and the position.
+nlohmann::json read_json(const std::filesystem::path& path);
+
+// Writes through a temporary name in the same folder, fsync, rename, fsync of the folder. DataError; the old file stays.
+void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
+
+// UTF-8 text; DataError where the file is empty or not UTF-8 (naming the first bad byte's offset).
+std::string read_text(const std::filesystem::path& path);
+
+// Appends one JSON object a line and flushes; used for metrics.
+class JsonLines {
+ public:
+  // Keeps the lines of an existing file for which keep(line) holds (resuming), or starts an empty one.
+  explicit JsonLines(std::filesystem::path path, const std::function<bool(const nlohmann::json&)>& keep = nullptr);
+  ~JsonLines();
+  void write(const nlohmann::json& line);
+
+ private:
+  std::filesystem::path path_;
+  int fd_ = -1;
+};
+
+}  // namespace parlat

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "parlat/mla/rope.h"
+#include "parlat/weights/model_weights.h"
+
+namespace parlat {
+
+// RMSNorm in fp32, rounded to x's dtype, then times weight [d]. Saves x and 1/rms.
+Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
+
+// x [B, S, D] -> q [B, S, H, N+R]: nope columns, then rotated rope columns. All heads.
+Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope);
+
+// x [B, S, D] -> latent [B, S, L+R]: normalised c_kv, then the rotated k_rope that all heads share.
+Tensor project_latent(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope);
+
+// Rows of kv_b_proj of some heads: [h (N+V), L]; a view.
+Tensor up_projection(const MlaWeights& w, Range heads);
+
+struct KeysValues {
+  Tensor k_BTHd;  // [B, T, h, N+R], the rope key repeated for every head
+  Tensor v_BTHV;  // [B, T, h, V]
+};
+// Keys and values of the heads whose rows w_ukv holds, rebuilt from the latent [B, T, L+R].
+KeysValues up_project(const Tensor& w_ukv_hL, const Tensor& latent_BTd, const MlaDims& dims);
+
+// out [B, S, H, V] -> [B, S, D].
+Tensor project_output(const MlaWeights& w, const Tensor& out_BSHV);
+
+}  // namespace parlat

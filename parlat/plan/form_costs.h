@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "parlat/config/model_config.h"
+#include "parlat/config/parallel.h"
+
+namespace parlat {
+
+// One MLA layer on one rank of P. tokens[p]: local tokens of rank p (batch included), heads split evenly (HeadShards).
+struct AttentionShape {
+  MlaDims dims;
+  int64_t batch = 1;
+  std::vector<int64_t> tokens;  // B * S_local of every rank
+  int rank = 0;
+  int64_t element_bytes = 2;
+  int ranks() const { return static_cast<int>(tokens.size()); }
+};
+
+// Payload bytes this rank sends to others, by collective (mla.md section 5).
+struct SentBytes {
+  int64_t all_to_all = 0, all_gather = 0, reduce_scatter = 0, all_reduce = 0, send_recv = 0;
+  int64_t total() const { return all_to_all + all_gather + reduce_scatter + all_reduce + send_recv; }
+};
+
+struct FormCosts {
+  SentBytes forward;
+  SentBytes backward;         // without the gradient reduction of replicated weights
+  int64_t paper_bytes = 0;    // forward, LAGA's counting; independent of element_bytes
+  int64_t saved_bytes = 0;    // saved for the backward pass by the attention between input and output, eager kernel
+  int64_t score_bytes = 0;    // of these, the S x S probabilities
+};
+
+// The cost function of each form, exact for every rank, split and dtype. InternalError for a form without one.
+FormCosts form_costs(TrainForm form, const AttentionShape& shape);
+
+}  // namespace parlat

@@ -1,0 +1,102 @@
+// Shapes, seeded values, comparison and the memory meter.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "parlat/base/error.h"
+#include "parlat/tensor/fill.h"
+#include "parlat/tensor/memory_meter.h"
+#include "tests/expect_close.h"
+
+namespace parlat {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Shape, MismatchNamesBothShapes) {
+  const Tensor x = at::zeros({2, 3, 47});
+  check_shape(x, {2, kAny, 47}, "x");
+  try {
+    check_shape(x, {2, kAny, 48}, "x");
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "x: expected shape [2, *, 48], got [2, 3, 47]");
+    EXPECT_EQ(error.exit_code(), 2);
+  }
+  EXPECT_THROW(check_shape(Tensor(), {1}, "x"), ConfigError);
+}
+
+TEST(Shape, DtypeNamesRoundTrip) {
+  for (const char* text : {"fp32", "bf16", "fp16", "fp64"}) EXPECT_EQ(name(parse_dtype(text)), text);
+  EXPECT_THROW(parse_dtype("float"), ConfigError);
+}
+
+TEST(Fill, DependsOnSeedAndNameOnly) {
+  const Tensor a = seeded_normal({64, 8}, 0.5, 1, "a");
+  EXPECT_TRUE(a.equal(seeded_normal({64, 8}, 0.5, 1, "a")));
+  EXPECT_FALSE(a.equal(seeded_normal({64, 8}, 0.5, 1, "b")));
+  EXPECT_FALSE(a.equal(seeded_normal({64, 8}, 0.5, 2, "a")));
+  EXPECT_NEAR(a.std().item<double>(), 0.5, 0.1);
+  const Tensor n = seeded_integers({1000}, 7, 1, "n");
+  EXPECT_EQ(n.min().item<int64_t>(), 0);
+  EXPECT_EQ(n.max().item<int64_t>(), 6);
+}
+
+TEST(Compare, FindsTheWorstElement) {
+  const Tensor want = at::ones({2, 3});
+  Tensor got = want.clone();
+  const Tolerance tolerance = Tolerance::rounding(at::kFloat, 1, 1);
+  EXPECT_TRUE(compare(got, want, tolerance).close);
+  got[1][2] = 1.5;
+  const Comparison result = compare(got, want, tolerance);
+  EXPECT_FALSE(result.close);
+  EXPECT_DOUBLE_EQ(result.max_error, 0.5);
+  EXPECT_THAT(result.worst, HasSubstr("[1, 2]: got 1.5, want 1"));
+}
+
+TEST(Compare, NanFailsUnlessInBoth) {
+  const Tensor want = at::ones({3});
+  Tensor got = want.clone();
+  got[0] = NAN;
+  EXPECT_FALSE(compare(got, want, {1e9}).close);
+  EXPECT_TRUE(compare(got, got, {0.0}).close);
+  EXPECT_TRUE(compare(at::full({2}, -INFINITY), at::full({2}, -INFINITY), {0.0}).close);
+}
+
+TEST(Compare, DifferentShapesAreABug) { EXPECT_THROW(compare(at::ones({2}), at::ones({3}), {1}), InternalError); }
+
+TEST(MemoryMeter, CountsPeakAndCurrent) {
+  MemoryMeter meter;
+  const MemoryMeter::Scope scope(meter);
+  Tensor a = at::empty({1000}, at::kFloat);
+  { const Tensor b = at::empty({500}, at::kFloat); }
+  EXPECT_EQ(meter.current_bytes(), 4000);
+  EXPECT_EQ(meter.peak_bytes(), 6000);
+  meter.reset();
+  EXPECT_EQ(meter.peak_bytes(), 0);
+}
+
+TEST(MemoryMeter, EachThreadHasItsOwn) {
+  MemoryMeter mine, other;
+  const MemoryMeter::Scope scope(mine);
+  std::thread([&] {
+    const MemoryMeter::Scope its_scope(other);
+    at::empty({256}, at::kFloat);
+  }).join();
+  EXPECT_EQ(mine.peak_bytes(), 0);
+  EXPECT_EQ(other.peak_bytes(), 1024);
+}
+
+TEST(MemoryMeter, SeesTheBackwardPass) {
+  MemoryMeter meter;
+  const MemoryMeter::Scope scope(meter);
+  Tensor x = at::ones({1000}).requires_grad_();
+  const Tensor y = (x * x).sum();
+  meter.reset();
+  y.backward();
+  EXPECT_GE(meter.peak_bytes(), 4000);
+}
+
+}  // namespace
+}  // namespace parlat
