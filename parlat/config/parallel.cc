@@ -48,14 +48,21 @@ std::string_view name(Sharding sharding) { return name_in(kShardings, sharding);
 TrainForm parse_train_form(std::string_view text) { return parse_in(kForms, "form", text); }
 Sharding parse_sharding(std::string_view text) { return parse_in(kShardings, "sharding", text); }
 
+void validate_head_split(TrainForm form, int64_t sequence_ranks, int64_t n_heads) {
+  if (sequence_ranks > n_heads) {
+    throw ConfigError("form {}: expected at most {} sequence ranks, since it splits the {} heads over them, got {}",
+                      name(form), n_heads, n_heads, sequence_ranks);
+  }
+}
+
 void validate(const ParallelSpec& spec, int64_t ranks, int64_t n_heads, int64_t n_experts) {
   if (spec.data < 1 || spec.sequence < 1 || spec.expert < 1) {
     throw ConfigError("parallel: expected data, sequence and expert of at least 1, got {}, {} and {}", spec.data,
                       spec.sequence, spec.expert);
   }
   if (spec.ranks() != ranks) {
-    throw ConfigError("parallel: expected data x sequence = {} ranks, got {} x {} = {}", ranks, spec.data, spec.sequence,
-                      spec.ranks());
+    throw ConfigError("parallel: expected data x sequence = {} ranks, got {} x {} = {}", ranks, spec.data,
+                      spec.sequence, spec.ranks());
   }
   if (ranks % spec.expert != 0) {
     throw ConfigError("parallel: expected expert to divide the {} ranks, got {}", ranks, spec.expert);
@@ -64,10 +71,7 @@ void validate(const ParallelSpec& spec, int64_t ranks, int64_t n_heads, int64_t 
     throw ConfigError("parallel: expected at most {} expert-parallel ranks (one routed expert each), got {}", n_experts,
                       spec.expert);
   }
-  if (spec.sequence > n_heads) {
-    throw ConfigError("form {}: expected at most {} sequence ranks, since it splits the {} heads over them, got {}",
-                      name(spec.form), n_heads, n_heads, spec.sequence);
-  }
+  validate_head_split(spec.form, spec.sequence, n_heads);
 }
 
 }  // namespace parlat

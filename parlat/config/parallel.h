@@ -32,6 +32,9 @@ struct ParallelSpec {
   int64_t ranks() const { return data * sequence; }
 };
 
+// Throws ConfigError, saying why, where `form` splits heads and has fewer heads than sequence ranks.
+void validate_head_split(TrainForm form, int64_t sequence_ranks, int64_t n_heads);
+
 // Throws ConfigError unless `ranks` ranks can run it: data * sequence == ranks, expert divides ranks and has experts
 // for every rank, sequence <= n_heads for forms that split heads.
 void validate(const ParallelSpec& spec, int64_t ranks, int64_t n_heads, int64_t n_experts);

@@ -1,0 +1,26 @@
+#pragma once
+
+#include "parlat/comm/communicator.h"
+#include "parlat/model/attention.h"
+
+namespace parlat {
+
+// Latent all-gather attention (LAGA): queries change hands, keys and values do not. Every rank gathers the latent of
+// the whole sequence and rebuilds keys and values for its own heads only.
+//
+//   steps   one gather (issued before the query projection, awaited after it) and two all-to-alls
+//   sent    a rank: H (N + R + V) B S/P (P-1)/P  +  (L + R) B S/P (P-1)  elements
+//   saved   q [B,S,H/P,N+R], latent [B,S,L+R], k and v [B,S,H/P,N+R and V], probabilities [B,H/P,S,S], out [B,S/P,H,V]
+//   source  arXiv 2607.17644, Algorithm 1
+class LagaAttention final : public Attention {
+ public:
+  explicit LagaAttention(Communicator& comm) : comm_(comm) {}
+
+  // x_BSD: this rank's tokens [B, S/P, D]. Returns [B, S/P, D].
+  Tensor forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const override;
+
+ private:
+  Communicator& comm_;
+};
+
+}  // namespace parlat

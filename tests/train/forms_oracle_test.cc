@@ -1,0 +1,96 @@
+// Every training form computes what one rank computes in double precision, gradients included.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "parlat/base/error.h"
+#include "tests/expect_close.h"
+#include "tests/train/form_case.h"
+
+namespace parlat {
+namespace {
+
+// Longest chain of products from x to out and back to a weight: query or latent (2), scores, values, output, and the
+// same again backwards.
+constexpr int64_t kDepth = 10;
+
+Tolerance rounding(const FormCase& c) {
+  const int64_t terms = std::max(c.spec.dims.d_model, c.x_BSD.size(0) * c.x_BSD.size(1));
+  return Tolerance::rounding(c.x_BSD.scalar_type(), terms, kDepth);
+}
+
+void expect_same(const OracleResult& got, const OracleResult& want, Tolerance tolerance) {
+  EXPECT_CLOSE(got.out, want.out, tolerance);
+  ASSERT_EQ(got.gradients.size(), want.gradients.size());
+  for (const auto& [name, gradient] : want.gradients) {
+    EXPECT_CLOSE(got.gradients.at(name), gradient, tolerance) << "gradient of " << name << ", seed " << kSeed;
+  }
+}
+
+using FormAndRanks = std::tuple<TrainForm, int, Sharding>;
+
+std::string form_and_ranks(const ::testing::TestParamInfo<FormAndRanks>& info) {
+  const auto [form, ranks, sharding] = info.param;
+  std::string text = fmt::format("{}_{}_{}", name(form), ranks, name(sharding));
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
+class EveryForm : public ::testing::TestWithParam<FormAndRanks> {
+ protected:
+  void matches_the_oracle(const FormCaseShape& shape) {
+    const auto [form, ranks, sharding] = GetParam();
+    if (ranks > shape.n_heads) {
+      EXPECT_THROW(run_form(form, make_form_case(shape), ranks, sharding), ConfigError);
+      return;
+    }
+    const FormCase c = make_form_case(shape);
+    expect_same(run_form(form, c, ranks, sharding), oracle(c), rounding(c));
+  }
+};
+
+TEST_P(EveryForm, MatchesTheOracleWithSevenHeads) { matches_the_oracle({.n_heads = 7}); }
+TEST_P(EveryForm, MatchesTheOracleWithSixteenHeads) { matches_the_oracle({.n_heads = 16, .packed = false}); }
+TEST_P(EveryForm, MatchesTheOracleWithoutQueryLatent) { matches_the_oracle({.n_heads = 8, .d_q_latent = {}}); }
+TEST_P(EveryForm, MatchesTheOracleWithoutCausalMask) { matches_the_oracle({.n_heads = 8, .causal = false}); }
+TEST_P(EveryForm, MatchesTheOracleInBf16) { matches_the_oracle({.n_heads = 8, .dtype = at::kBFloat16}); }
+TEST_P(EveryForm, MatchesTheOracleWithEmptyRanks) { matches_the_oracle({.n_heads = 8, .sequence = 3}); }
+
+TEST_P(EveryForm, RepeatsItsBits) {
+  const auto [form, ranks, sharding] = GetParam();
+  const FormCase c = make_form_case({.n_heads = 8});
+  const OracleResult once = run_form(form, c, ranks, sharding), again = run_form(form, c, ranks, sharding);
+  EXPECT_TRUE(once.out.equal(again.out));
+  for (const auto& [name, gradient] : once.gradients) EXPECT_TRUE(gradient.equal(again.gradients.at(name))) << name;
+}
+
+// arXiv 2607.17644, section 5: the output within 5.6e-6 of explicit's, the gradient of kv_b_proj within 7.7e-4.
+TEST_P(EveryForm, StaysWithinThePapersBoundsOfExplicit) {
+  const auto [form, ranks, sharding] = GetParam();
+  const FormCase c = make_form_case({.n_heads = 16});
+  const OracleResult got = run_form(form, c, ranks, sharding),
+                     want = run_form(TrainForm::kExplicit, c, ranks, sharding);
+  EXPECT_LE((got.out - want.out).abs().max().item<double>(), 5.6e-6);
+  EXPECT_LE((got.gradients.at("w_ukv") - want.gradients.at("w_ukv")).abs().max().item<double>(), 7.7e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, EveryForm,
+                         ::testing::Combine(::testing::ValuesIn(all_train_forms()), ::testing::Values(1, 2, 3, 4, 7, 8),
+                                            ::testing::Values(Sharding::kContiguous, Sharding::kZigzag)),
+                         form_and_ranks);
+
+// arXiv 2607.17644, Proposition 1.
+TEST(OneRank, LagaIsExplicitBitForBit) {
+  const FormCase c = make_form_case({.n_heads = 16, .sequence = 64});
+  const OracleResult laga = run_form(TrainForm::kLaga, c, 1), want = run_form(TrainForm::kExplicit, c, 1);
+  EXPECT_TRUE(laga.out.equal(want.out));
+  for (const char* name : {"w_uq", "w_ukv", "w_o"})
+    EXPECT_TRUE(laga.gradients.at(name).equal(want.gradients.at(name))) << name;
+  for (const auto& [name, gradient] : want.gradients) {
+    EXPECT_LE((laga.gradients.at(name) - gradient).abs().max().item<double>(), 2e-5) << name;
+  }
+}
+
+}  // namespace
+}  // namespace parlat
