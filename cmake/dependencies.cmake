@@ -1,14 +1,8 @@
 # Everything parlat is built from. All but torch are Debian packages (scripts/build lists them); torch is the wheel of
-# the Python that PARLAT_PYTHON names, found through torch.utils.cmake_prefix_path.
+# the Python that PARLAT_PYTHON names.
 set(PARLAT_PYTHON ${CMAKE_SOURCE_DIR}/.venv/bin/python CACHE FILEPATH "the Python whose torch is used")
-execute_process(COMMAND ${PARLAT_PYTHON} -c "import torch; print(torch.utils.cmake_prefix_path)"
-                OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing)
-if(torch_missing)
-  message(FATAL_ERROR "no torch in ${PARLAT_PYTHON}; run ./scripts/build, which installs it")
-endif()
-list(PREPEND CMAKE_PREFIX_PATH ${torch_prefix})
+include(torch)
 
-find_package(Torch 2.13 REQUIRED)
 # The wheel brings the headers of its own fmt and they win where torch is included, so fmt is used header-only; spdlog,
 # compiled against the system's fmt, stays behind parlat/base/log.h.
 find_package(fmt REQUIRED)
