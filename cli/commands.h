@@ -1,0 +1,16 @@
+#pragma once
+
+namespace CLI {
+class App;
+}
+
+namespace parlat {
+
+// Each adds one subcommand to the program: its flags, and a callback that runs it after parsing and reports failure by
+// throwing (parlat/base/error.h, or CLI::RuntimeError for a bare exit code).
+void add_train(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_verify(CLI::App& app);
+void add_bench(CLI::App& app);
+
+}  // namespace parlat
