@@ -12,13 +12,13 @@ namespace parlat {
 
 // The widths of one Multi-head Latent Attention layer. Letters are those of docs/mathematics.md.
 struct MlaDims {
-  int64_t d_model = 0;                 // D  hidden_size
-  int64_t n_heads = 0;                 // H  num_attention_heads
-  int64_t d_nope = 0;                  // N  qk_nope_head_dim
-  int64_t d_rope = 0;                  // R  qk_rope_head_dim
-  int64_t d_v = 0;                     // V  v_head_dim
-  int64_t d_latent = 0;                // L  kv_lora_rank
-  std::optional<int64_t> d_q_latent;   // Q  q_lora_rank
+  int64_t d_model = 0;                // D  hidden_size
+  int64_t n_heads = 0;                // H  num_attention_heads
+  int64_t d_nope = 0;                 // N  qk_nope_head_dim
+  int64_t d_rope = 0;                 // R  qk_rope_head_dim
+  int64_t d_v = 0;                    // V  v_head_dim
+  int64_t d_latent = 0;               // L  kv_lora_rank
+  std::optional<int64_t> d_q_latent;  // Q  q_lora_rank
   int64_t d_qk() const { return d_nope + d_rope; }
   int64_t d_cache() const { return d_latent + d_rope; }
 };
@@ -37,9 +37,9 @@ struct MoeSpec {
   int64_t n_routed = 0;
   int64_t n_shared = 0;
   int64_t experts_per_token = 0;
-  int64_t d_expert = 0;       // moe_intermediate_size
-  int64_t first_dense = 0;    // first_k_dense_replace
-  int64_t layer_freq = 1;     // moe_layer_freq
+  int64_t d_expert = 0;     // moe_intermediate_size
+  int64_t first_dense = 0;  // first_k_dense_replace
+  int64_t layer_freq = 1;   // moe_layer_freq
   Gating gating = Gating::kNoauxTc;
   int64_t n_group = 1;
   int64_t topk_group = 1;
@@ -58,6 +58,7 @@ struct ModelConfig {
   bool tied_embeddings = false;
   int64_t max_positions = 4096;
   double initializer_range = 0.02;
+  std::optional<double> embedding_initializer_range;  // youtu; initializer_range where absent
   std::optional<MoeSpec> moe;
   nlohmann::json hf;                      // the file as read (text_config for nested ones); what saving starts from
   std::vector<std::string> ignored_keys;  // unknown keys that do not change the mathematics
