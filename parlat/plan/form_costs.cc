@@ -1,0 +1,73 @@
+#include "parlat/plan/form_costs.h"
+
+#include <numeric>
+
+#include "parlat/base/error.h"
+#include "parlat/base/range.h"
+
+namespace parlat {
+
+namespace {
+
+// Token and head counts that every closed form is made of: `local` tokens here, `heads` heads here.
+struct Split {
+  explicit Split(const AttentionShape& shape)
+      : all_tokens(std::accumulate(shape.tokens.begin(), shape.tokens.end(), int64_t{0})),
+        local(shape.tokens[shape.rank]),
+        heads(even_share(shape.dims.n_heads, shape.ranks(), shape.rank).size()),
+        all_heads(shape.dims.n_heads) {}
+  int64_t all_tokens, local, heads, all_heads;
+
+  // Elements one rank sends when a tensor of `width` columns a head goes from token shards to head shards, and back.
+  int64_t scatter_heads(int64_t width) const { return local * (all_heads - heads) * width; }
+  int64_t scatter_sequence(int64_t width) const { return heads * (all_tokens - local) * width; }
+};
+
+// q, k, v change hands on the way in, out on the way back: `width_in` columns a head in, `width_out` out.
+void exchange_heads(const Split& split, int64_t width_in, int64_t width_out, int64_t element_bytes, FormCosts& costs) {
+  const int64_t forward = split.scatter_heads(width_in) + split.scatter_sequence(width_out);
+  costs.forward.all_to_all = forward * element_bytes;
+  costs.backward.all_to_all = (split.scatter_sequence(width_in) + split.scatter_heads(width_out)) * element_bytes;
+  costs.paper_bytes += forward * 4;
+}
+
+// The latent is gathered; its gradient is reduce-scattered.
+void gather_latent(const AttentionShape& shape, const Split& split, FormCosts& costs) {
+  const int64_t width = shape.dims.d_cache();
+  costs.forward.all_gather = (shape.ranks() - 1) * split.local * width * shape.element_bytes;
+  costs.backward.reduce_scatter = (split.all_tokens - split.local) * width * shape.element_bytes;
+  if (shape.ranks() > 1) costs.paper_bytes += split.local * width * 2;
+}
+
+// Of this rank's heads over the whole sequence, [B, H/P, S, S].
+int64_t score_elements(const AttentionShape& shape, const Split& split) {
+  return split.heads * split.all_tokens * (split.all_tokens / shape.batch);
+}
+
+}  // namespace
+
+FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
+  const MlaDims& d = shape.dims;
+  PARLAT_ASSERT(0 <= shape.rank && shape.rank < shape.ranks() && shape.batch > 0, "rank {} of {}, batch {}", shape.rank,
+                shape.ranks(), shape.batch);
+  const Split split(shape);
+  const int64_t bytes = shape.element_bytes;
+  FormCosts costs;
+  costs.score_bytes = score_elements(shape, split) * bytes;
+  switch (form) {
+    case TrainForm::kExplicit:
+      exchange_heads(split, 2 * d.d_qk() + d.d_v, d.d_v, bytes, costs);
+      return costs;
+    case TrainForm::kAbsorbed:
+      exchange_heads(split, d.d_qk(), d.d_v, bytes, costs);
+      gather_latent(shape, split, costs);
+      return costs;
+    case TrainForm::kLaga:
+      exchange_heads(split, d.d_qk(), d.d_v, bytes, costs);
+      gather_latent(shape, split, costs);
+      return costs;
+  }
+  throw InternalError(fmt::format("form {} has no cost function in plan/", static_cast<int>(form)));
+}
+
+}  // namespace parlat
