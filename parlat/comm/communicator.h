@@ -13,12 +13,6 @@
 
 namespace parlat {
 
-// One contiguous CPU buffer of an exchange; empty buffers send and receive nothing.
-struct Block {
-  void* data = nullptr;
-  int64_t bytes = 0;
-};
-
 // An exchange under way. wait() returns when everything arrived and the sent buffers may be reused; it throws CommError
 // that names the collective and the ranks that did not answer when the timeout passes or a peer failed. A handle
 // dropped unwaited waits in its destructor and swallows the error.
@@ -56,19 +50,22 @@ class Communicator {
   Handle all_gather(Tensor shard, std::vector<Tensor> receive, std::string what);
   // parts[p] is this rank's summand of rank p's sum.             sent: the bytes of all parts[p], p != rank
   Handle reduce_scatter(std::vector<Tensor> parts, Tensor sum, std::string what);
-  // In place: reduce-scatter of even shares, then gather.        sent: 2 (P-1)/P of the tensor
+  // In place: reduce-scatter of even shares (done when this returns), then gather (done after wait()).
+  //                                                              sent: 2 (P-1)/P of the tensor, averaged over ranks
   Handle all_reduce(Tensor tensor, std::string what);
   // Both directions at once; to or from may be this rank.        sent: the tensor
   Handle send_recv(Tensor send, int to, Tensor receive, int from, std::string what);
   // In place from root.                                          sent by root: (P-1) tensors
   Handle broadcast(Tensor tensor, int root, std::string what);
+  // Returns when every rank has called it.                        sent: counted as nothing
   void barrier(std::string what);
 
-  // Largest and sum of one number over ranks, for decisions that all ranks must take alike.
+  // Largest and sum of one number over ranks, for decisions that all ranks must take alike. Counted as all_reduce.
+  //                                                              sent: 8 (P-1) bytes
   double max_over_ranks(double value, std::string what);
   double sum_over_ranks(double value, std::string what);
 
-  // Ranks of equal color form a group, ordered by rank. Shares this rank's Traffic.
+  // Ranks of equal color (>= 0) form a group, ordered by rank. Shares this rank's Traffic; the setup is not counted.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
   // Tells the other ranks that this one failed and why; what they wait for then throws CommError with this text.
   virtual void fail(const std::string& reason) = 0;
@@ -77,13 +74,20 @@ class Communicator {
  protected:
   Communicator(int rank, int size, std::shared_ptr<Traffic> traffic)
       : rank_(rank), size_(size), traffic_(std::move(traffic)) {}
-  // Starts moving send[p] to every p and receive[p] from every p at once (own blocks included: a copy). The returned
-  // Handle's wait() completes both directions.
-  virtual Handle do_exchange(std::vector<Block> send, std::vector<Block> receive, const std::string& what) = 0;
+  // Starts moving the bytes of send[p] to every p and of receive[p] from every p at once (own ones: a copy). Empty
+  // tensors move nothing. wait() completes both directions; the backend keeps the tensors alive until then.
+  virtual Handle do_exchange(std::vector<Tensor> send, std::vector<Tensor> receive, const std::string& what) = 0;
+  // The ranks of this group that passed the same color, increasing. Collective.
+  std::vector<int> ranks_of_color(int color);
 
   const int rank_;
   const int size_;
   const std::shared_ptr<Traffic> traffic_;
+
+ private:
+  void count(Collective kind, int64_t elements, int64_t element_bytes);
+  int64_t elements_to_others(const std::vector<Tensor>& send) const;
+  std::vector<double> gather_numbers(double value, const std::string& what);
 };
 
 struct CommOptions {
@@ -98,6 +102,12 @@ void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body, 
 // The ranks that mpirun started (MPI_COMM_WORLD). Throws ConfigError where this build has no MPI. Initialises MPI once;
 // finalize_mpi is called at the program's end.
 std::unique_ptr<Communicator> make_mpi_communicator(CommOptions options = {});
+// After a failure: gives the other ranks a few seconds to report what they know, then returns without MPI_Finalize
+// (which would block), so that the program can exit with its own code.
 void finalize_mpi();
+
+// Runs body on this process's rank of MPI_COMM_WORLD. What body throws is told to the other ranks and rethrown. The
+// caller reports it and calls finalize_mpi() last.
+void run_mpi_rank(const std::function<void(Communicator&)>& body, int threads = 1, CommOptions options = {});
 
 }  // namespace parlat

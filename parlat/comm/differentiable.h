@@ -39,8 +39,8 @@ inline PendingGather gather_sequence_async(const Tensor& x_local_BSd, const Sequ
   return PendingGather(x_local_BSd, tokens, comm, std::move(what));
 }
 
-// Rows of x [n, d] grouped by destination: send_counts[p] rows to rank p, in order; returns the received rows grouped by
-// source, receive_counts[p] each. Backward: the inverse exchange. For expert dispatch and combine.
+// Rows of x [n, d] grouped by destination: send_counts[p] rows to rank p, in order; returns the received rows grouped
+// by source, receive_counts[p] each. Backward: the inverse exchange. For expert dispatch and combine.
 Tensor exchange_rows(const Tensor& x_nd, const std::vector<int64_t>& send_counts,
                      const std::vector<int64_t>& receive_counts, Communicator& comm, const std::string& what);
 

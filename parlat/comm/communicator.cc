@@ -1,0 +1,223 @@
+#include "parlat/comm/communicator.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+
+#include "parlat/base/error.h"
+#include "parlat/base/range.h"
+
+namespace parlat {
+
+namespace {
+
+void check_tensors(const std::vector<Tensor>& tensors, int ranks, at::ScalarType dtype, const std::string& what) {
+  PARLAT_ASSERT(static_cast<int>(tensors.size()) == ranks, "'{}': {} tensors for {} ranks", what, tensors.size(),
+                ranks);
+  for (const Tensor& tensor : tensors) {
+    PARLAT_ASSERT(tensor.defined() && tensor.device().is_cpu() && tensor.is_contiguous(), "'{}'", what);
+    PARLAT_ASSERT(tensor.scalar_type() == dtype, "'{}': {} and {}", what, name(tensor.scalar_type()), name(dtype));
+  }
+}
+
+at::ScalarType accumulator_of(at::ScalarType dtype, const std::string& what) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kBFloat16:
+    case at::kHalf:
+      return at::kFloat;
+    case at::kDouble:
+    case at::kLong:
+      return dtype;
+    default:
+      throw InternalError(fmt::format("'{}': no sum over ranks of {}", what, name(dtype)));
+  }
+}
+
+// Writes the sum of parts, added in rank order, to `sum`, which is a tensor of its own or parts[rank]. Overwrites
+// parts[0] unless rank is 0.
+void sum_in_rank_order(const std::vector<Tensor>& parts, int rank, const Tensor& sum, at::ScalarType accumulator) {
+  const at::NoGradGuard no_grad;
+  const bool same_dtype = accumulator == sum.scalar_type();
+  const Tensor total = !same_dtype ? parts[0].to(accumulator) : rank == 0 ? sum.copy_(parts[0]) : parts[0];
+  for (size_t p = 1; p < parts.size(); ++p) total.add_(parts[p]);
+  if (!total.is_same(sum)) sum.copy_(total);
+}
+
+// Buffers like `part` for what the other ranks send; nothing for this one.
+std::vector<Tensor> receive_like(const Tensor& part, int ranks, int rank) {
+  std::vector<Tensor> receive;
+  for (int p = 0; p < ranks; ++p) {
+    receive.push_back(p == rank ? at::empty({0}, part.options()) : at::empty(part.sizes(), part.options()));
+  }
+  return receive;
+}
+
+}  // namespace
+
+Handle::~Handle() {
+  try {
+    wait();
+  } catch (const std::exception&) {  // the next exchange reports it
+  }
+}
+
+void Handle::wait() {
+  if (const auto finish = std::exchange(finish_, nullptr)) finish();
+}
+
+void Communicator::count(Collective kind, int64_t elements, int64_t element_bytes) {
+  Traffic::Entry& entry = (*traffic_)[kind];
+  entry.calls += 1;
+  entry.elements += elements;
+  entry.bytes += elements * element_bytes;
+}
+
+int64_t Communicator::elements_to_others(const std::vector<Tensor>& send) const {
+  int64_t elements = 0;
+  for (int p = 0; p < size_; ++p) {
+    if (p != rank_) elements += send[p].numel();
+  }
+  return elements;
+}
+
+Handle Communicator::all_to_all(std::vector<Tensor> send, std::vector<Tensor> receive, std::string what) {
+  PARLAT_ASSERT(!send.empty() && send[0].defined(), "'{}'", what);
+  check_tensors(send, size_, send[0].scalar_type(), what);
+  check_tensors(receive, size_, send[0].scalar_type(), what);
+  PARLAT_ASSERT(send[rank_].numel() == receive[rank_].numel(), "'{}': {} and {} elements", what, send[rank_].numel(),
+                receive[rank_].numel());
+  count(Collective::kAllToAll, elements_to_others(send), send[0].element_size());
+  return do_exchange(std::move(send), std::move(receive), what);
+}
+
+Handle Communicator::all_gather(Tensor shard, std::vector<Tensor> receive, std::string what) {
+  check_tensors({shard}, 1, shard.scalar_type(), what);
+  check_tensors(receive, size_, shard.scalar_type(), what);
+  PARLAT_ASSERT(shard.numel() == receive[rank_].numel(), "'{}': {} and {} elements", what, shard.numel(),
+                receive[rank_].numel());
+  count(Collective::kAllGather, (size_ - 1) * shard.numel(), shard.element_size());
+  if (size_ > 1) (*traffic_)[Collective::kAllGather].shard_elements += shard.numel();
+  return do_exchange(std::vector<Tensor>(size_, shard), std::move(receive), what);
+}
+
+Handle Communicator::reduce_scatter(std::vector<Tensor> parts, Tensor sum, std::string what) {
+  check_tensors({sum}, 1, sum.scalar_type(), what);
+  check_tensors(parts, size_, sum.scalar_type(), what);
+  PARLAT_ASSERT(parts[rank_].sizes() == sum.sizes(), "'{}': {} and {}", what, shape_text(parts[rank_].sizes()),
+                shape_text(sum.sizes()));
+  const at::ScalarType accumulator = accumulator_of(sum.scalar_type(), what);
+  count(Collective::kReduceScatter, elements_to_others(parts), sum.element_size());
+
+  const Tensor own = parts[rank_];
+  std::vector<Tensor> receive = receive_like(sum, size_, rank_);
+  parts[rank_] = receive[rank_];
+  auto arrival = std::make_shared<Handle>(do_exchange(std::move(parts), receive, what));
+  receive[rank_] = own;
+  return Handle([arrival, receive = std::move(receive), sum, accumulator, rank = rank_] {
+    arrival->wait();
+    sum_in_rank_order(receive, rank, sum, accumulator);
+  });
+}
+
+Handle Communicator::all_reduce(Tensor tensor, std::string what) {
+  check_tensors({tensor}, 1, tensor.scalar_type(), what);
+  const at::ScalarType accumulator = accumulator_of(tensor.scalar_type(), what);
+  const at::NoGradGuard no_grad;
+  const Tensor flat = tensor.view({-1});
+  std::vector<Tensor> shares;
+  for (int p = 0; p < size_; ++p) {
+    const Range share = even_share(flat.numel(), size_, p);
+    shares.push_back(flat.narrow(0, share.begin, share.size()));
+  }
+  const Tensor own = shares[rank_];
+  count(Collective::kAllReduce, elements_to_others(shares) + (size_ - 1) * own.numel(), flat.element_size());
+
+  std::vector<Tensor> receive = receive_like(own, size_, rank_);
+  std::vector<Tensor> send = shares;
+  send[rank_] = receive[rank_];
+  do_exchange(std::move(send), receive, what).wait();
+  receive[rank_] = own;
+  sum_in_rank_order(receive, rank_, own, accumulator);
+  return do_exchange(std::vector<Tensor>(size_, own), std::move(shares), what);
+}
+
+Handle Communicator::send_recv(Tensor send, int to, Tensor receive, int from, std::string what) {
+  check_tensors({send}, 1, send.scalar_type(), what);
+  check_tensors({receive}, 1, send.scalar_type(), what);
+  PARLAT_ASSERT(0 <= to && to < size_ && 0 <= from && from < size_ && (to == rank_) == (from == rank_),
+                "'{}': rank {} sends to {} and receives from {}", what, rank_, to, from);
+  count(Collective::kSendRecv, to == rank_ ? 0 : send.numel(), send.element_size());
+  const Tensor nothing = at::empty({0}, send.options());
+  std::vector<Tensor> sends(size_, nothing), receives(size_, nothing);
+  sends[to] = send;
+  receives[from] = receive;
+  return do_exchange(std::move(sends), std::move(receives), what);
+}
+
+Handle Communicator::broadcast(Tensor tensor, int root, std::string what) {
+  check_tensors({tensor}, 1, tensor.scalar_type(), what);
+  PARLAT_ASSERT(0 <= root && root < size_, "'{}': root {} of {} ranks", what, root, size_);
+  count(Collective::kBroadcast, rank_ == root ? (size_ - 1) * tensor.numel() : 0, tensor.element_size());
+  const Tensor nothing = at::empty({0}, tensor.options());
+  std::vector<Tensor> send(size_, nothing), receive(size_, nothing);
+  if (rank_ == root) {
+    std::fill(send.begin(), send.end(), tensor);
+    send[root] = nothing;
+  } else {
+    receive[root] = tensor;
+  }
+  return do_exchange(std::move(send), std::move(receive), what);
+}
+
+void Communicator::barrier(std::string what) {
+  count(Collective::kBarrier, 0, 0);
+  gather_numbers(0, what);
+}
+
+double Communicator::max_over_ranks(double value, std::string what) {
+  count(Collective::kAllReduce, size_ - 1, sizeof(double));
+  const std::vector<double> values = gather_numbers(value, what);
+  return *std::max_element(values.begin(), values.end());
+}
+
+double Communicator::sum_over_ranks(double value, std::string what) {
+  count(Collective::kAllReduce, size_ - 1, sizeof(double));
+  double sum = 0;
+  for (const double part : gather_numbers(value, what)) sum += part;
+  return sum;
+}
+
+std::vector<double> Communicator::gather_numbers(double value, const std::string& what) {
+  const at::NoGradGuard no_grad;
+  const Tensor own = at::full({1}, value, at::kDouble);
+  const Tensor all = at::empty({size_}, at::kDouble);
+  std::vector<Tensor> receive;
+  for (int p = 0; p < size_; ++p) receive.push_back(all.narrow(0, p, 1));
+  do_exchange(std::vector<Tensor>(size_, own), std::move(receive), what).wait();
+  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + size_};
+}
+
+std::vector<int> Communicator::ranks_of_color(int color) {
+  PARLAT_ASSERT(color >= 0, "color {}", color);
+  const std::vector<double> colors = gather_numbers(color, "split");
+  std::vector<int> ranks;
+  for (int p = 0; p < size_; ++p) {
+    if (colors[p] == color) ranks.push_back(p);
+  }
+  return ranks;
+}
+
+void run_mpi_rank(const std::function<void(Communicator&)>& body, int threads, CommOptions options) {
+  const std::unique_ptr<Communicator> comm = make_mpi_communicator(options);
+  at::set_num_threads(threads);
+  try {
+    body(*comm);
+  } catch (const std::exception& error) {
+    comm->fail(error.what());
+    throw;
+  }
+}
+
+}  // namespace parlat

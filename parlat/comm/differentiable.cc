@@ -1,0 +1,248 @@
+#include "parlat/comm/differentiable.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <numeric>
+
+#include "parlat/base/error.h"
+
+namespace parlat {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// y = A x with A linear: the gradient of x is the adjoint of A applied to the gradient of y.
+class AdjointNode final : public torch::autograd::Node {
+ public:
+  AdjointNode(torch::autograd::edge_list next, std::string what, std::function<Tensor(const Tensor&)> adjoint)
+      : Node(std::move(next)), what_(std::move(what)), adjoint_(std::move(adjoint)) {}
+
+  variable_list apply(variable_list&& grads) override {
+    PARLAT_ASSERT(!at::GradMode::is_enabled(), "the gradient of '{}' is not differentiable", what_);
+    // The other ranks wait for this one's part, so a gradient that nothing contributed to is sent as zeros.
+    return {adjoint_(grads[0].defined() ? grads[0] : input_metadata(0).zeros_like())};
+  }
+  std::string name() const override { return what_; }
+
+ private:
+  const std::string what_;
+  const std::function<Tensor(const Tensor&)> adjoint_;
+};
+
+Tensor connect(Tensor y, const Tensor& x, const std::string& what, std::function<Tensor(const Tensor&)> adjoint) {
+  if (!at::GradMode::is_enabled() || !x.requires_grad()) return y;
+  torch::autograd::set_history(
+      y, c10::make_intrusive<AdjointNode>(torch::autograd::collect_next_edges(x), what, std::move(adjoint)));
+  return y;
+}
+
+// Rank p's tokens of whole [B, S, ...], in its local order. Contiguous; a view where that is possible.
+Tensor take_tokens(const Tensor& whole, const SequenceShards& tokens, int p) {
+  std::vector<Tensor> runs;
+  for (const Range& run : tokens.runs(p)) runs.push_back(whole.narrow(1, run.begin, run.size()));
+  if (runs.empty()) return whole.narrow(1, 0, 0).contiguous();
+  return runs.size() == 1 ? runs[0].contiguous() : at::cat(runs, 1);
+}
+
+// The inverse: writes rank p's tokens to their places in whole.
+void place_tokens(const Tensor& local, const Tensor& whole, const SequenceShards& tokens, int p) {
+  int64_t begin = 0;
+  for (const Range& run : tokens.runs(p)) {
+    whole.narrow(1, run.begin, run.size()).copy_(local.narrow(1, begin, run.size()));
+    begin += run.size();
+  }
+}
+
+// Tensors in which the other ranks' tokens arrive: in place where a rank's tokens are one stretch of whole's memory,
+// else in a buffer of their own, which finish() copies and frees rank by rank.
+class Arrivals {
+ public:
+  Arrivals(Tensor whole, const SequenceShards& tokens, int rank) : whole_(std::move(whole)), tokens_(tokens) {
+    for (int p = 0; p < tokens.ranks(); ++p) slots_.push_back(p == rank ? at::empty({0}, whole_.options()) : slot(p));
+  }
+
+  const std::vector<Tensor>& slots() const { return slots_; }
+
+  Tensor finish() {
+    for (int p = 0; p < tokens_.ranks(); ++p) {
+      if (slots_[p].numel() > 0 && !slots_[p].is_alias_of(whole_)) place_tokens(slots_[p], whole_, tokens_, p);
+      slots_[p].reset();
+    }
+    return std::move(whole_);
+  }
+
+ private:
+  Tensor slot(int p) const {
+    const std::vector<Range>& runs = tokens_.runs(p);
+    if (runs.size() == 1) {
+      const Tensor view = whole_.narrow(1, runs[0].begin, runs[0].size());
+      if (view.is_contiguous()) return view;
+    }
+    std::vector<int64_t> shape = whole_.sizes().vec();
+    shape[1] = tokens_.count(p);
+    return at::empty(shape, whole_.options());
+  }
+
+  Tensor whole_;
+  const SequenceShards tokens_;
+  std::vector<Tensor> slots_;
+};
+
+Tensor heads_to_sequence(const Tensor& x_local_BSHd, const HeadShards& heads, const SequenceShards& tokens,
+                         Communicator& comm, const std::string& what) {
+  const at::NoGradGuard no_grad;
+  const int rank = comm.rank();
+  const Range mine = heads.range(rank);
+  const auto of_heads = [&](const Range& range) { return x_local_BSHd.narrow(2, range.begin, range.size()); };
+
+  const Tensor x_BSHd =
+      at::empty({x_local_BSHd.size(0), tokens.sequence(), mine.size(), x_local_BSHd.size(3)}, x_local_BSHd.options());
+  std::vector<Tensor> send;
+  for (int p = 0; p < comm.size(); ++p) {
+    send.push_back(p == rank ? at::empty({0}, x_local_BSHd.options()) : of_heads(heads.range(p)).contiguous());
+  }
+  Arrivals arrivals(x_BSHd, tokens, rank);
+  Handle exchange = comm.all_to_all(std::move(send), arrivals.slots(), what);
+  place_tokens(of_heads(mine), x_BSHd, tokens, rank);
+  exchange.wait();
+  return arrivals.finish();
+}
+
+Tensor sequence_to_heads(const Tensor& x_BSHd, const HeadShards& heads, const SequenceShards& tokens,
+                         Communicator& comm, const std::string& what) {
+  const at::NoGradGuard no_grad;
+  const int rank = comm.rank();
+  const int64_t batch = x_BSHd.size(0), local = tokens.count(rank), width = x_BSHd.size(3);
+  std::vector<Tensor> send, receive;
+  for (int p = 0; p < comm.size(); ++p) {
+    const bool own = p == rank;
+    send.push_back(own ? at::empty({0}, x_BSHd.options()) : take_tokens(x_BSHd, tokens, p));
+    receive.push_back(at::empty({batch, own ? 0 : local, heads.range(p).size(), width}, x_BSHd.options()));
+  }
+  Handle exchange = comm.all_to_all(std::move(send), receive, what);
+
+  const Tensor x_local_BSHd = at::empty({batch, local, heads.n_heads(), width}, x_BSHd.options());
+  const auto of_heads = [&](int p) { return x_local_BSHd.narrow(2, heads.range(p).begin, heads.range(p).size()); };
+  int64_t begin = 0;
+  for (const Range& run : tokens.runs(rank)) {
+    of_heads(rank).narrow(1, begin, run.size()).copy_(x_BSHd.narrow(1, run.begin, run.size()));
+    begin += run.size();
+  }
+  exchange.wait();
+  for (int p = 0; p < comm.size(); ++p) {
+    if (p != rank) of_heads(p).copy_(receive[p]);
+    receive[p].reset();
+  }
+  return x_local_BSHd;
+}
+
+// The adjoint of a gather: this rank's tokens of the sum over ranks of their gradients.
+Tensor sum_to_shard(const Tensor& grad_BSd, const SequenceShards& tokens, Communicator& comm, const std::string& what) {
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> parts;
+  for (int p = 0; p < comm.size(); ++p) parts.push_back(take_tokens(grad_BSd, tokens, p));
+  const Tensor sum = at::empty(parts[comm.rank()].sizes(), grad_BSd.options());
+  comm.reduce_scatter(std::move(parts), sum, what).wait();
+  return sum;
+}
+
+void check_ranks(const SequenceShards& tokens, const Communicator& comm, const std::string& what) {
+  PARLAT_ASSERT(tokens.ranks() == comm.size(), "'{}': shards of {} ranks on {}", what, tokens.ranks(), comm.size());
+}
+
+}  // namespace
+
+Tensor scatter_heads_gather_sequence(const Tensor& x_local_BSHd, const HeadShards& heads, const SequenceShards& tokens,
+                                     Communicator& comm, const std::string& what) {
+  check_ranks(tokens, comm, what);
+  check_shape(x_local_BSHd, {kAny, tokens.count(comm.rank()), heads.n_heads(), kAny}, what);
+  if (comm.size() == 1) return x_local_BSHd;
+  return connect(heads_to_sequence(x_local_BSHd, heads, tokens, comm, what), x_local_BSHd, what,
+                 [heads, tokens, &comm, what](const Tensor& grad_BSHd) {
+                   return sequence_to_heads(grad_BSHd, heads, tokens, comm, what + " gradient");
+                 });
+}
+
+Tensor scatter_sequence_gather_heads(const Tensor& x_BSHd, const HeadShards& heads, const SequenceShards& tokens,
+                                     Communicator& comm, const std::string& what) {
+  check_ranks(tokens, comm, what);
+  check_shape(x_BSHd, {kAny, tokens.sequence(), heads.range(comm.rank()).size(), kAny}, what);
+  if (comm.size() == 1) return x_BSHd;
+  return connect(sequence_to_heads(x_BSHd, heads, tokens, comm, what), x_BSHd, what,
+                 [heads, tokens, &comm, what](const Tensor& grad_local_BSHd) {
+                   return heads_to_sequence(grad_local_BSHd, heads, tokens, comm, what + " gradient");
+                 });
+}
+
+struct PendingGather::State {
+  Tensor x_local_BSd;
+  SequenceShards tokens;
+  Communicator& comm;
+  std::string what;
+  std::optional<Arrivals> arrivals;
+  Handle exchange;
+};
+
+PendingGather::PendingGather(const Tensor& x_local_BSd, const SequenceShards& tokens, Communicator& comm,
+                             std::string what)
+    : state_(new State{x_local_BSd, tokens, comm, std::move(what), {}, {}}) {
+  State& state = *state_;
+  const int rank = comm.rank();
+  check_ranks(tokens, comm, state.what);
+  check_shape(x_local_BSd, {kAny, tokens.count(rank), kAny}, state.what);
+  if (comm.size() == 1) return;
+
+  const at::NoGradGuard no_grad;
+  const Tensor whole_BSd =
+      at::empty({x_local_BSd.size(0), tokens.sequence(), x_local_BSd.size(2)}, x_local_BSd.options());
+  state.arrivals.emplace(whole_BSd, tokens, rank);
+  const Tensor shard_BSd = x_local_BSd.detach().contiguous();
+  std::vector<Tensor> receive = state.arrivals->slots();
+  receive[rank] = shard_BSd;
+  state.exchange = comm.all_gather(shard_BSd, std::move(receive), state.what);
+  place_tokens(shard_BSd, whole_BSd, tokens, rank);
+}
+
+Tensor PendingGather::wait() {
+  PARLAT_ASSERT(state_ != nullptr, "a gather is waited for once");
+  const std::shared_ptr<State> state = std::exchange(state_, nullptr);
+  if (state->comm.size() == 1) return state->x_local_BSd;
+  state->exchange.wait();
+  Tensor whole_BSd;
+  {
+    const at::NoGradGuard no_grad;
+    whole_BSd = state->arrivals->finish();
+  }
+  return connect(std::move(whole_BSd), state->x_local_BSd, state->what,
+                 [tokens = state->tokens, &comm = state->comm, what = state->what](const Tensor& grad_BSd) {
+                   return sum_to_shard(grad_BSd, tokens, comm, what + " gradient");
+                 });
+}
+
+Tensor exchange_rows(const Tensor& x_nd, const std::vector<int64_t>& send_counts,
+                     const std::vector<int64_t>& receive_counts, Communicator& comm, const std::string& what) {
+  const auto total = [&](const std::vector<int64_t>& counts) {
+    PARLAT_ASSERT(static_cast<int>(counts.size()) == comm.size(), "'{}': {} counts", what, counts.size());
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  };
+  check_shape(x_nd, {total(send_counts), kAny}, what);
+  const int64_t received = total(receive_counts);
+  if (comm.size() == 1) return x_nd;
+
+  Tensor y_nd;
+  {
+    const at::NoGradGuard no_grad;
+    y_nd = at::empty({received, x_nd.size(1)}, x_nd.options());
+    comm.all_to_all(x_nd.detach().contiguous().split_with_sizes(send_counts), y_nd.split_with_sizes(receive_counts),
+                    what)
+        .wait();
+  }
+  return connect(std::move(y_nd), x_nd, what, [send_counts, receive_counts, &comm, what](const Tensor& grad_nd) {
+    return exchange_rows(grad_nd, receive_counts, send_counts, comm, what + " gradient");
+  });
+}
+
+}  // namespace parlat
