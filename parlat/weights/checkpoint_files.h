@@ -9,14 +9,14 @@
 namespace parlat {
 
 // Reads the table's tensors from a Hugging Face directory (model.safetensors, or shards with
-// model.safetensors.index.json), converted to dtype. Missing, misshapen and unknown tensors are reported together in one
-// DataError. Returns the names that were skipped because parlat needs them not (multi-token-prediction layers,
+// model.safetensors.index.json), converted to dtype. Missing, misshapen and unknown tensors are reported together in
+// one DataError. Returns the names that were skipped because parlat needs them not (multi-token-prediction layers,
 // rotary inv_freq, a duplicate lm_head of a tied model).
 std::vector<std::string> load_weights(const std::filesystem::path& directory, const ModelConfig& config,
                                       const std::vector<WeightRow>& table, at::ScalarType dtype);
 
-// Writes config.json and the weights in shards of at most max_shard_bytes (with an index when more than one), atomically:
-// files appear under their names complete or not at all.
+// Writes config.json and the weights in shards of at most max_shard_bytes (with an index when more than one),
+// atomically: files appear under their names complete or not at all.
 void save_weights(const std::filesystem::path& directory, const ModelConfig& config,
                   const std::vector<WeightRow>& table, int64_t max_shard_bytes = 5'000'000'000);
 

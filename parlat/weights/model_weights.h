@@ -30,23 +30,23 @@ struct MlpWeights {
 };
 
 struct MoeWeights {
-  Tensor w_router;                      // [E, D]
-  Tensor selection_bias;                // [E] fp32, e_score_correction_bias; noaux_tc only. Not trained by gradient.
-  Range local_experts;                  // the experts this rank holds
-  std::vector<MlpWeights> experts;      // of local_experts, in order
+  Tensor w_router;                  // [E, D]
+  Tensor selection_bias;            // [E] fp32, e_score_correction_bias; noaux_tc only. Not trained by gradient.
+  Range local_experts;              // the experts this rank holds
+  std::vector<MlpWeights> experts;  // of local_experts, in order
   std::optional<MlpWeights> shared;
 };
 
 struct LayerWeights {
   Tensor attention_norm;  // [D] input_layernorm
   MlaWeights mla;
-  Tensor mlp_norm;        // [D] post_attention_layernorm
+  Tensor mlp_norm;  // [D] post_attention_layernorm
   std::optional<MlpWeights> mlp;
   std::optional<MoeWeights> moe;
 };
 
 struct ModelWeights {
-  Tensor embedding;   // [vocabulary, D]
+  Tensor embedding;  // [vocabulary, D]
   std::vector<LayerWeights> layers;
   Tensor final_norm;  // [D]
   Tensor head;        // [vocabulary, D]; the same tensor as embedding when tied

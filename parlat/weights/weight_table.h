@@ -10,13 +10,15 @@ namespace parlat {
 // One row a tensor of the model, in file order: the one place that knows names and shapes. Loading, saving,
 // initialising, counting and the optimizer all go through it.
 struct WeightRow {
-  std::string name;            // Hugging Face's
+  std::string name;  // Hugging Face's
   std::vector<int64_t> shape;
-  Tensor* tensor = nullptr;    // where it lives in the ModelWeights
-  bool trained = true;         // false: e_score_correction_bias
-  bool expert = false;         // lives on one rank of an expert-parallel group only
-  bool keep_fp32 = false;      // e_score_correction_bias, whatever the model's dtype
+  Tensor* tensor = nullptr;  // where it lives in the ModelWeights
+  bool trained = true;       // false: e_score_correction_bias
+  bool expert = false;       // lives on one rank of an expert-parallel group only
+  bool keep_fp32 = false;    // e_score_correction_bias, whatever the model's dtype
   enum class Init { kNormal, kOnes, kZeros } init = Init::kNormal;
+  Tensor* tied = nullptr;               // ModelWeights::head, where it is the embedding itself
+  void set(const Tensor& value) const;  // into every place the weight has; filling goes through it
 };
 
 // Sizes `weights` for the config (layers, experts [local_experts of each MoE layer]) and returns its rows; tensors stay
