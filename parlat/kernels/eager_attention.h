@@ -9,9 +9,14 @@ namespace parlat {
 
 // softmax(scale * q k^T) v with the probabilities materialised, differentiable in q, k, v.
 //   q [B, S, H, d], k [B, T, K, d], v [B, T, K, v]; K = H, or K = 1: one key and value for all heads (absorbed form).
-//   out [B, S, H, v] in q's dtype; fp32 scores and softmax (fp64 for fp64).
+//   out [B, S, H, v] in q's dtype. Scores, softmax and all sums in fp32 (fp64 for fp64); the forward pass multiplies v
+//   with the fp32 probabilities, the backward pass works from the saved ones.
 //   saved  q, k, v and the probabilities [B, H, S, T] in q's dtype
-//   cost   2 B H S T (d + v) multiply-adds forward, 2.5 times that backward; row blocks skip the keys no row may see
+//   cost   B H S T (d + v) multiply-adds forward, twice that backward; blocks of queries skip the keys that none of
+//   them
+//          may see
+//   scratch, a thread: fp32 copies of one head's k and v, their gradients, and two blocks of queries x keys
+// The order of all sums is fixed, so results repeat bit for bit whatever the number of threads.
 Tensor eager_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible,
                        double softmax_scale);
 

@@ -10,8 +10,8 @@
 
 namespace parlat {
 
-// The definition, slowly: fp64, one rank, explicit keys and values, plain torch operations under torch's own autograd and
-// none of parlat's kernels. x [B, S, D] of any dtype -> [B, S, D] fp64, differentiable if x or the weights are.
+// The definition, slowly: fp64, one rank, explicit keys and values, plain torch operations under torch's own autograd
+// and none of parlat's kernels. x [B, S, D] of any dtype -> [B, S, D] fp64, differentiable if x or the weights are.
 Tensor oracle_attention(const MlaWeights& w, const Tensor& x_BSD, const Documents& documents, bool causal = true);
 
 struct OracleResult {

@@ -1,0 +1,223 @@
+#include "parlat/kernels/eager_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "parlat/base/error.h"
+#include "parlat/kernels/gemm.h"
+#include "parlat/kernels/softmax_rows.h"
+
+namespace parlat {
+
+namespace {
+
+// Queries a block: scores of 2048 keys are 2 MB of fp32. More rows make faster products, but more masked scores.
+constexpr int64_t kBlockRows = 256;
+
+struct Operands {
+  const Tensor &q_BSHd, &k_BTKd, &v_BTKv;
+  const KeyRanges& visible;
+  double scale;
+  int64_t n_queries() const { return q_BSHd.size(1); }
+  int64_t n_keys() const { return k_BTKd.size(1); }
+  int64_t n_heads() const { return q_BSHd.size(2); }
+  int64_t d_qk() const { return q_BSHd.size(3); }
+  int64_t d_v() const { return v_BTKv.size(3); }
+  // Heads that share a key.
+  int64_t heads_per_key() const { return n_heads() / std::max<int64_t>(1, k_BTKd.size(2)); }
+  at::TensorOptions compute_options() const {
+    return q_BSHd.options().dtype(compute_dtype(q_BSHd.scalar_type())).requires_grad(false);
+  }
+};
+
+// [tokens, columns] of one sequence and head.
+Tensor one_head(const Tensor& x_BSHd, int64_t b, int64_t h) { return x_BSHd.select(0, b).select(1, h); }
+
+Tensor rows(const Tensor& x, Range range) { return x.narrow(0, range.begin, range.size()); }
+
+// A matrix of up to `size` elements that is filled anew again and again.
+class Scratch {
+ public:
+  Scratch(int64_t size, const at::TensorOptions& options) : room_(at::empty({size}, options)) {}
+  Tensor matrix(int64_t n_rows, int64_t n_columns) const {
+    return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
+  }
+  // x in the scratch's dtype; x itself if it has that already.
+  Tensor widened(const Tensor& x) const {
+    return x.scalar_type() == room_.scalar_type() ? x : matrix(x.size(0), x.size(1)).copy_(x);
+  }
+
+ private:
+  Tensor room_;
+};
+
+Scratch scratch(const Operands& in, int64_t n_rows, int64_t n_columns) {
+  return Scratch(n_rows * n_columns, in.compute_options());
+}
+
+void multiply(const Tensor& a, const Tensor& b, Tensor c, double scale = 1.0) {
+  at::addmm_out(c, c, a, b, /*beta=*/0, scale);
+}
+void accumulate(const Tensor& a, const Tensor& b, Tensor c) { at::addmm_out(c, c, a, b); }
+
+// Rows of scores become probabilities; columns are the keys from first_key on.
+template <typename T>
+void softmax_block(const Tensor& scores, const KeyRanges& visible, int64_t b, Range queries, int64_t first_key) {
+  T* row = scores.mutable_data_ptr<T>();
+  for (int64_t query = queries.begin; query < queries.end; ++query, row += scores.stride(0)) {
+    const Range& keys = visible.row(b, query);
+    const bool any = keys.size() > 0;
+    softmax_row(row, scores.size(1), {any ? keys.begin - first_key : 0, any ? keys.end - first_key : 0});
+  }
+}
+
+template <typename T>
+void softmax_block_backward(const Tensor& p, const Tensor& grad, double scale) {
+  const T* p_row = p.const_data_ptr<T>();
+  T* grad_row = grad.mutable_data_ptr<T>();
+  for (int64_t i = 0; i < p.size(0); ++i, p_row += p.stride(0), grad_row += grad.stride(0)) {
+    softmax_row_backward(p_row, grad_row, p.size(1), static_cast<T>(scale));
+  }
+}
+
+// Calls body(queries, keys) for blocks of queries, keys being all that any of them may see.
+template <typename Body>
+void for_each_block(const Operands& in, int64_t b, const Body& body) {
+  for (int64_t begin = 0; begin < in.n_queries(); begin += kBlockRows) {
+    const Range queries{begin, std::min(begin + kBlockRows, in.n_queries())};
+    body(queries, in.visible.hull(b, queries));
+  }
+}
+
+// Calls body(b, key head) for all, on the threads that this rank has.
+template <typename Body>
+void for_each_key_head(const Operands& in, const Body& body) {
+  const int64_t n_key_heads = in.k_BTKd.size(2);
+  at::parallel_for(0, in.q_BSHd.size(0) * n_key_heads, 1, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    for (int64_t i = begin; i < end; ++i) body(i / n_key_heads, i % n_key_heads);
+  });
+}
+
+// Writes only the probabilities of blocks' visible keys: the backward pass reads no others.
+template <typename T>
+void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Tensor& p_BHST, const Tensor& out_BSHv) {
+  const int64_t block = std::min(kBlockRows, in.n_queries());
+  const Scratch k_room = scratch(in, in.n_keys(), in.d_qk()), v_room = scratch(in, in.n_keys(), in.d_v());
+  const Scratch q_room = scratch(in, block, in.d_qk()), out_room = scratch(in, block, in.d_v());
+  const Scratch score_room = scratch(in, block, in.n_keys());
+  const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
+  const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
+  for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
+    const Tensor q = one_head(in.q_BSHd, b, h), out = one_head(out_BSHv, b, h), p = p_BHST.select(0, b).select(0, h);
+    for_each_block(in, b, [&](Range queries, Range keys) {
+      const Tensor out_block = rows(out, queries);
+      if (keys.size() == 0) {
+        out_block.zero_();
+        return;
+      }
+      const Tensor scores = score_room.matrix(queries.size(), keys.size());
+      multiply(q_room.widened(rows(q, queries)), rows(k, keys).t(), scores, in.scale);
+      softmax_block<T>(scores, in.visible, b, queries, keys.begin);
+      rows(p, queries).narrow(1, keys.begin, keys.size()).copy_(scores);
+      const Tensor sum = out_room.matrix(queries.size(), in.d_v());
+      multiply(scores, rows(v, keys), sum);
+      out_block.copy_(sum);
+    });
+  }
+}
+
+struct Gradients {
+  Tensor q_BSHd, k_BTKd, v_BTKv;
+};
+
+template <typename T>
+void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Tensor& p_BHST,
+                       const Tensor& grad_out_BSHv, const Gradients& grads) {
+  const int64_t block = std::min(kBlockRows, in.n_queries());
+  const Scratch k_room = scratch(in, in.n_keys(), in.d_qk()), v_room = scratch(in, in.n_keys(), in.d_v());
+  const Scratch q_room = scratch(in, block, in.d_qk()), grad_out_room = scratch(in, block, in.d_v());
+  const Scratch p_room = scratch(in, block, in.n_keys()), score_room = scratch(in, block, in.n_keys());
+  const Scratch grad_q_room = scratch(in, block, in.d_qk());
+  const Tensor grad_k = at::zeros({in.n_keys(), in.d_qk()}, in.compute_options());
+  const Tensor grad_v = at::zeros({in.n_keys(), in.d_v()}, in.compute_options());
+  const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
+  const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
+  for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
+    const Tensor saved_p = p_BHST.select(0, b).select(0, h);
+    for_each_block(in, b, [&](Range queries, Range keys) {
+      const Tensor grad_q_block = rows(one_head(grads.q_BSHd, b, h), queries);
+      if (keys.size() == 0) {
+        grad_q_block.zero_();
+        return;
+      }
+      const Tensor q = q_room.widened(rows(one_head(in.q_BSHd, b, h), queries));
+      const Tensor grad_out = grad_out_room.widened(rows(one_head(grad_out_BSHv, b, h), queries));
+      const Tensor p = p_room.widened(rows(saved_p, queries).narrow(1, keys.begin, keys.size()));
+      accumulate(p.t(), grad_out, rows(grad_v, keys));
+      const Tensor grad_scores = score_room.matrix(queries.size(), keys.size());
+      multiply(grad_out, rows(v, keys).t(), grad_scores);
+      softmax_block_backward<T>(p, grad_scores, in.scale);
+      accumulate(grad_scores.t(), q, rows(grad_k, keys));
+      const Tensor grad_q = grad_q_room.matrix(queries.size(), in.d_qk());
+      multiply(grad_scores, rows(k, keys), grad_q);
+      grad_q_block.copy_(grad_q);
+    });
+  }
+  one_head(grads.k_BTKd, b, key_head).copy_(grad_k);
+  one_head(grads.v_BTKv, b, key_head).copy_(grad_v);
+}
+
+struct SavedRanges final : torch::CustomClassHolder {
+  explicit SavedRanges(const KeyRanges& ranges) : visible(ranges) {}
+  KeyRanges visible;
+};
+
+class EagerAttention : public torch::autograd::Function<EagerAttention> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
+                        const KeyRanges& visible, double scale) {
+    const Operands in{q, k, v, visible, scale};
+    const Tensor p = at::empty({q.size(0), in.n_heads(), in.n_queries(), in.n_keys()}, q.options());
+    const Tensor out = at::empty({q.size(0), in.n_queries(), in.n_heads(), in.d_v()}, q.options());
+    for_each_key_head(in, [&](int64_t b, int64_t key_head) {
+      AT_DISPATCH_FLOATING_TYPES(compute_dtype(q.scalar_type()), "eager_attention",
+                                 [&] { forward_key_head<scalar_t>(in, b, key_head, p, out); });
+    });
+    ctx->save_for_backward({q, k, v, p});
+    ctx->saved_data["visible"] = c10::IValue::make_capsule(c10::make_intrusive<SavedRanges>(visible));
+    ctx->saved_data["scale"] = scale;
+    return out;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grad) {
+    const auto saved = ctx->get_saved_variables();
+    const auto ranges = c10::static_intrusive_pointer_cast<SavedRanges>(ctx->saved_data["visible"].toCapsule());
+    const Operands in{saved[0], saved[1], saved[2], ranges->visible, ctx->saved_data["scale"].toDouble()};
+    const auto contiguous_like = [](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
+    const Gradients grads{contiguous_like(saved[0]), contiguous_like(saved[1]), contiguous_like(saved[2])};
+    for_each_key_head(in, [&](int64_t b, int64_t key_head) {
+      AT_DISPATCH_FLOATING_TYPES(compute_dtype(saved[0].scalar_type()), "eager_attention_backward",
+                                 [&] { backward_key_head<scalar_t>(in, b, key_head, saved[3], grad[0], grads); });
+    });
+    return {grads.q_BSHd, grads.k_BTKd, grads.v_BTKv, {}, {}};
+  }
+};
+
+}  // namespace
+
+Tensor eager_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible,
+                       double softmax_scale) {
+  const int64_t n_heads = q_BSHd.size(2), n_key_heads = k_BTKd.size(2) == 1 ? 1 : n_heads;
+  check_shape(q_BSHd, {visible.batch(), visible.n_queries(), kAny, kAny}, "q");
+  check_shape(k_BTKd, {visible.batch(), visible.n_keys(), n_key_heads, q_BSHd.size(3)}, "k");
+  check_shape(v_BTKv, {visible.batch(), visible.n_keys(), n_key_heads, kAny}, "v");
+  PARLAT_ASSERT(k_BTKd.scalar_type() == q_BSHd.scalar_type() && v_BTKv.scalar_type() == q_BSHd.scalar_type(),
+                "q {}, k {}, v {}", name(q_BSHd.scalar_type()), name(k_BTKd.scalar_type()), name(v_BTKv.scalar_type()));
+  return EagerAttention::apply(q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale);
+}
+
+}  // namespace parlat
