@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -14,18 +15,26 @@ std::string read_file(const std::filesystem::path& path);
 // Parsed JSON; DataError names the path and the position.
 nlohmann::json read_json(const std::filesystem::path& path);
 
-// Writes through a temporary name in the same folder, fsync, rename, fsync of the folder. DataError; the old file stays.
+// Writes through a temporary name in the same folder, fsync, rename, fsync of the folder. DataError; the old file
+// stays.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
 // UTF-8 text; DataError where the file is empty or not UTF-8 (naming the first bad byte's offset).
 std::string read_text(const std::filesystem::path& path);
 
-// Appends one JSON object a line and flushes; used for metrics.
+// The same of bytes already in memory; `name` is what errors call them.
+void check_text(std::string_view bytes, const std::string& name);
+
+// Appends one JSON object a line, each with one write; used for metrics.
 class JsonLines {
  public:
-  // Keeps the lines of an existing file for which keep(line) holds (resuming), or starts an empty one.
+  // Keeps the lines of an existing file for which keep(line) holds (resuming), or starts an empty one. A last line cut
+  // short by a crash is dropped; any other that is not JSON is a DataError.
   explicit JsonLines(std::filesystem::path path, const std::function<bool(const nlohmann::json&)>& keep = nullptr);
   ~JsonLines();
+  JsonLines(const JsonLines&) = delete;
+  JsonLines& operator=(const JsonLines&) = delete;
+  // DataError (disk full).
   void write(const nlohmann::json& line);
 
  private:
