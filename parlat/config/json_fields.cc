@@ -84,7 +84,7 @@ void JsonFields::refuse(const std::string& key, const std::string& expected) con
 std::vector<std::string> JsonFields::unread() const {
   std::vector<std::string> keys;
   for (const auto& [key, value] : object_.items()) {
-    if (read_.count(key) == 0) keys.push_back(key);
+    if (!read_.contains(key)) keys.push_back(key);
   }
   return keys;
 }

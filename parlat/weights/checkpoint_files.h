@@ -15,8 +15,9 @@ namespace parlat {
 std::vector<std::string> load_weights(const std::filesystem::path& directory, const ModelConfig& config,
                                       const std::vector<WeightRow>& table, at::ScalarType dtype);
 
-// Writes config.json and the weights in shards of at most max_shard_bytes (with an index when more than one),
-// atomically: files appear under their names complete or not at all.
+// Writes config.json and the weights in shards of at most max_shard_bytes (with an index when more than one). All files
+// are written and synced before any gets its name, so that a full disk (DataError) leaves an earlier save as it was;
+// weight files of an earlier save that the new one does not replace are removed.
 void save_weights(const std::filesystem::path& directory, const ModelConfig& config,
                   const std::vector<WeightRow>& table, int64_t max_shard_bytes = 5'000'000'000);
 

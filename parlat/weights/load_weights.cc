@@ -1,0 +1,167 @@
+#include <ATen/ops/equal.h>
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "parlat/base/error.h"
+#include "parlat/weights/checkpoint_files.h"
+#include "parlat/weights/shard_set.h"
+
+namespace parlat {
+
+namespace {
+
+constexpr size_t kMostNamedProblems = 20;
+
+// "a.b.experts.7.gate_proj.weight" split around its expert; nothing for other names.
+struct ExpertName {
+  std::string before;  // "a.b.experts."
+  int64_t expert = 0;
+  std::string weight;  // "gate_proj"
+};
+
+std::optional<ExpertName> split_expert_name(const std::string& name) {
+  constexpr std::string_view kExperts = ".mlp.experts.", kWeight = ".weight";
+  const size_t at = name.find(kExperts);
+  if (at == std::string::npos || !name.ends_with(kWeight)) return std::nullopt;
+  ExpertName split{.before = name.substr(0, at + kExperts.size())};
+  const char* end = name.data() + name.size();
+  const auto [after, error] = std::from_chars(name.data() + split.before.size(), end, split.expert);
+  if (error != std::errc() || after == end || *after != '.') return std::nullopt;
+  split.weight = std::string(after + 1, end - kWeight.size());
+  return split;
+}
+
+class Loader {
+ public:
+  Loader(const std::filesystem::path& directory, const ModelConfig& config, const std::vector<WeightRow>& table)
+      : directory_(directory), config_(config), table_(table), shards_(directory, problems_) {}
+
+  std::vector<std::string> load(at::ScalarType dtype) {
+    std::vector<Tensor> views;
+    views.reserve(table_.size());
+    for (const WeightRow& row : table_) views.push_back(find(row));
+    check_names();
+    report();
+    for (size_t i = 0; i < table_.size(); ++i) {
+      table_[i].set(views[i].to(table_[i].keep_fp32 ? at::kFloat : dtype, /*non_blocking=*/false, /*copy=*/true));
+    }
+    return std::move(skipped_);
+  }
+
+ private:
+  // A view of the file, or undefined after noting a problem.
+  Tensor find(const WeightRow& row) {
+    if (shards_.contains(row.name)) return checked(row.name, row.shape);
+    if (const auto fused = row.expert ? find_fused(row) : std::nullopt) return *fused;
+    if (!shards_.lost(row.name)) problems_.push_back(row.name + ": missing");
+    return {};
+  }
+
+  // transformers keeps the experts of a layer in memory as gate_up_proj [E, 2F, D] and down_proj [E, D, F], and some
+  // files hold them so. Nothing where this one does not.
+  std::optional<Tensor> find_fused(const WeightRow& row) {
+    const std::optional<ExpertName> split = split_expert_name(row.name);
+    PARLAT_ASSERT(split, "{}", row.name);
+    const bool down = split->weight == "down_proj";
+    const std::string name = split->before + (down ? "down_proj" : "gate_up_proj");
+    if (!shards_.contains(name)) return std::nullopt;
+    fused_.insert(name);
+    const int64_t rows = row.shape[0];
+    const Tensor all = checked(name, {config_.moe->n_routed, down ? rows : 2 * rows, row.shape[1]});
+    if (!all.defined()) return all;
+    const Tensor one = all.select(0, split->expert);
+    return down ? one : one.narrow(0, split->weight == "up_proj" ? rows : 0, rows);
+  }
+
+  Tensor checked(const std::string& name, const std::vector<int64_t>& shape) {
+    const Tensor view = shards_.tensor(name);
+    if (view.sizes() != at::IntArrayRef(shape)) {
+      note_once(name, fmt::format("expected {}, got {} in {}", shape_text(shape), shape_text(view.sizes()),
+                                  shards_.file_of(name)));
+      return {};
+    }
+    const at::ScalarType dtype = view.scalar_type();
+    if (dtype != at::kDouble && dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
+      note_once(name, fmt::format("expected fp32, bf16, fp16 or fp64, got {} in {}", parlat::name(dtype),
+                                  shards_.file_of(name)));
+      return {};
+    }
+    return view;
+  }
+
+  void note_once(const std::string& name, const std::string& problem) {
+    if (noted_.insert(name).second) problems_.push_back(name + ": " + problem);
+  }
+
+  void check_names() {
+    // Experts of other ranks belong to the model too.
+    ModelWeights unused;
+    std::set<std::string> known = fused_;
+    for (const WeightRow& row : weight_table(config_, all_experts(config_), unused)) known.insert(row.name);
+    for (const std::string& name : shards_.names()) {
+      if (known.contains(name)) continue;
+      if (is_skipped(name)) {
+        skipped_.push_back(name);
+      } else if (name == "lm_head.weight") {
+        check_tied_head();
+      } else if (noted_.insert(name).second) {
+        problems_.push_back(fmt::format("{}: unexpected, in {}", name, shards_.file_of(name)));
+      }
+    }
+  }
+
+  // Multi-token-prediction layers, precomputed frequencies and the other parts of a multimodal model.
+  bool is_skipped(const std::string& name) const {
+    if (name.ends_with("rotary_emb.inv_freq")) return true;
+    constexpr std::string_view kLayers = "model.layers.";
+    if (name.starts_with(kLayers)) {
+      int64_t layer = -1;
+      std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
+      return layer >= config_.n_layers;
+    }
+    return shards_.multimodal() && !name.starts_with("model.") && !name.starts_with("lm_head.");
+  }
+
+  // Only reached when the embedding is the head: a second copy is skipped, another matrix is not.
+  void check_tied_head() {
+    const std::string head = "lm_head.weight", embedding = "model.embed_tokens.weight";
+    if (!shards_.contains(embedding)) return;
+    const Tensor a = shards_.tensor(head), b = shards_.tensor(embedding);
+    if (a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.equal(b)) {
+      skipped_.push_back(head);
+    } else {
+      problems_.push_back(head + ": expected the embedding's values, since tie_word_embeddings is true, got others");
+    }
+  }
+
+  void report() const {
+    if (problems_.empty()) return;
+    std::string text;
+    for (size_t i = 0; i < std::min(problems_.size(), kMostNamedProblems); ++i) {
+      text += (i > 0 ? "; " : "") + problems_[i];
+    }
+    if (problems_.size() > kMostNamedProblems) {
+      text += fmt::format("; and {} more", problems_.size() - kMostNamedProblems);
+    }
+    if (problems_.size() == 1) throw DataError("{}: {}", directory_.string(), text);
+    throw DataError("{}: {} problems: {}", directory_.string(), problems_.size(), text);
+  }
+
+  std::filesystem::path directory_;
+  const ModelConfig& config_;
+  const std::vector<WeightRow>& table_;
+  std::vector<std::string> problems_, skipped_;
+  std::set<std::string> noted_, fused_;
+  ShardSet shards_;
+};
+
+}  // namespace
+
+std::vector<std::string> load_weights(const std::filesystem::path& directory, const ModelConfig& config,
+                                      const std::vector<WeightRow>& table, at::ScalarType dtype) {
+  return Loader(directory, config, table).load(dtype);
+}
+
+}  // namespace parlat
