@@ -1,0 +1,25 @@
+#include "parlat/model/attention.h"
+
+#include "parlat/base/error.h"
+
+namespace parlat {
+
+TokenShard make_token_shard(const MlaSpec& spec, const Documents& documents, SequenceShards shards, int rank,
+                            bool causal, at::ScalarType rope_dtype) {
+  if (documents.sequence() != shards.sequence()) {
+    throw ConfigError("token shard: documents of {} tokens, shards of {}", documents.sequence(), shards.sequence());
+  }
+  const Tensor positions_BS = local_tokens(documents.positions(), shards, rank);
+  RopeTable rope = rope_table(spec.rope, spec.dims.d_rope, positions_BS, rope_dtype);
+  return {std::move(shards), rank, std::move(rope), documents.visible(causal)};
+}
+
+Tensor local_tokens(const Tensor& x_BS, const SequenceShards& shards, int rank) {
+  const std::vector<Range>& runs = shards.runs(rank);
+  if (runs.empty()) return x_BS.narrow(1, 0, 0);
+  std::vector<Tensor> parts;
+  for (const Range& run : runs) parts.push_back(x_BS.narrow(1, run.begin, run.size()));
+  return parts.size() == 1 ? parts.front() : at::cat(parts, 1);
+}
+
+}  // namespace parlat

@@ -1,0 +1,73 @@
+#include "parlat/model/transformer.h"
+
+#include "parlat/base/error.h"
+#include "parlat/kernels/gemm.h"
+#include "parlat/mla/projections.h"
+
+namespace parlat {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Rows of the table. Its gradient sums in fp32: in bf16 the row of a frequent token would stop growing after some
+// hundred summands.
+struct Embed : torch::autograd::Function<Embed> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& table_ED, const Tensor& tokens_BS) {
+    ctx->saved_data["rows"] = table_ED.size(0);
+    ctx->save_for_backward({tokens_BS});
+    return at::embedding(table_ED, tokens_BS);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const at::ScalarType dtype = grads[0].scalar_type();
+    const Tensor d_table = at::embedding_dense_backward(grads[0].to(compute_dtype(dtype)),
+                                                        ctx->get_saved_variables()[0], ctx->saved_data["rows"].toInt(),
+                                                        /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
+    return {d_table.to(dtype), {}};
+  }
+};
+
+void check_tokens(const Tensor& tokens_BS, int64_t vocab_size) {
+  const Tensor bad = tokens_BS.lt(0).logical_or(tokens_BS.ge(vocab_size));
+  if (!bad.any().item<bool>()) return;
+  const Tensor first = bad.nonzero()[0];
+  const int64_t b = first[0].item<int64_t>(), s = first[1].item<int64_t>();
+  throw ConfigError("token {} of sequence {}: expected 0 to {}, got {}", s, b, vocab_size - 1,
+                    tokens_BS[b][s].item<int64_t>());
+}
+
+}  // namespace
+
+Tensor Transformer::forward(const Tensor& tokens_BS, const TokenShard& shard, const Observer& observe) const {
+  check_shape(tokens_BS, {shard.batch(), shard.local_count()}, "tokens");
+  check_tokens(tokens_BS, weights_.embedding.size(0));
+  const auto report = [&](const std::string& stage, const Tensor& activation) {
+    if (observe) observe(stage, activation.detach());
+  };
+
+  Tensor x_BSD = Embed::apply(weights_.embedding, tokens_BS);
+  report("embedding", x_BSD);
+  for (size_t i = 0; i < weights_.layers.size(); ++i) {
+    const LayerWeights& layer = weights_.layers[i];
+    const Tensor normed_BSD = rms_norm(x_BSD, layer.attention_norm, config_.rms_norm_eps);
+    x_BSD = x_BSD + attention_.forward(layer.mla, normed_BSD, shard);
+    report(fmt::format("layer {} attention", i), x_BSD);
+    x_BSD = x_BSD + feed_forward(layer, rms_norm(x_BSD, layer.mlp_norm, config_.rms_norm_eps));
+    report(fmt::format("layer {} mlp", i), x_BSD);
+  }
+  x_BSD = rms_norm(x_BSD, weights_.final_norm, config_.rms_norm_eps);
+  report("final norm", x_BSD);
+  return x_BSD;
+}
+
+Tensor Transformer::feed_forward(const LayerWeights& layer, const Tensor& x_BSD) const {
+  if (layer.mlp) return mlp(*layer.mlp, x_BSD);
+  const Tensor out_nD = mixture_of_experts(*config_.moe, *layer.moe, x_BSD.flatten(0, 1), experts_);
+  return out_nD.view(x_BSD.sizes());
+}
+
+Tensor Transformer::logits(const Tensor& hidden) const { return parlat::linear(hidden, weights_.head); }
+
+}  // namespace parlat
