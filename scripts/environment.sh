@@ -124,6 +124,13 @@ build_jobs() {
   echo $((gigabytes < 1 ? 1 : gigabytes < cores ? gigabytes : cores))
 }
 
+# Everything before building. $1: --test adds what only the tests use.
+prepare() {
+  install_packages "${1:-}"
+  prepare_venv
+  install_wheels scripts/requirements.txt ${1:+scripts/requirements-test.txt}
+}
+
 # $@: what to build; nothing: everything.
 build() {
   local fresh=()
@@ -133,5 +140,6 @@ build() {
     fresh=(--fresh)
   fi
   quietly cmake --preset release "${fresh[@]}" || fail "cmake could not configure build/release"
+  say "building with $(build_jobs) jobs"
   cmake --build --preset release --parallel "$(build_jobs)" ${1:+--target "$@"} || fail "the build failed"
 }
