@@ -1,5 +1,6 @@
 #include "parlat/plan/form_costs.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "parlat/base/error.h"
@@ -8,6 +9,8 @@
 namespace parlat {
 
 namespace {
+
+constexpr int64_t kFp32Bytes = 4;
 
 // Token and head counts that every closed form is made of: `local` tokens here, `heads` heads here.
 struct Split {
@@ -39,9 +42,25 @@ void gather_latent(const AttentionShape& shape, const Split& split, FormCosts& c
   if (shape.ranks() > 1) costs.paper_bytes += split.local * width * 2;
 }
 
-// Of this rank's heads over the whole sequence, [B, H/P, S, S].
-int64_t score_elements(const AttentionShape& shape, const Split& split) {
-  return split.heads * split.all_tokens * (split.all_tokens / shape.batch);
+// Saved elements that attention over explicit keys and values needs: q, k, v of this rank's heads.
+int64_t explicit_elements(const MlaDims& d, const Split& split) {
+  return split.all_tokens * split.heads * (2 * d.d_qk() + d.d_v);
+}
+
+// The same in latent space: q, q_absorbed, out_latent.
+int64_t absorbed_elements(const MlaDims& d, const Split& split) {
+  return split.all_tokens * split.heads * (d.d_qk() + d.d_cache() + d.d_latent);
+}
+
+// Saved around the attention by projections and norms, and the probabilities; `elements` is what differs by form.
+void save(const AttentionShape& shape, const Split& split, int64_t elements, FormCosts& costs) {
+  const MlaDims& d = shape.dims;
+  const int64_t scores = split.heads * split.all_tokens * (split.all_tokens / shape.batch);
+  const int64_t around = split.local * (2 * d.d_q_latent.value_or(0) + d.d_cache() + split.all_heads * d.d_v);
+  const int64_t inverse_rms = split.local * (d.d_q_latent ? 2 : 1);
+  costs.score_bytes = scores * shape.element_bytes;
+  costs.saved_bytes = (scores + around + elements) * shape.element_bytes +
+                      inverse_rms * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
 }
 
 }  // namespace
@@ -51,20 +70,21 @@ FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
   PARLAT_ASSERT(0 <= shape.rank && shape.rank < shape.ranks() && shape.batch > 0, "rank {} of {}, batch {}", shape.rank,
                 shape.ranks(), shape.batch);
   const Split split(shape);
-  const int64_t bytes = shape.element_bytes;
   FormCosts costs;
-  costs.score_bytes = score_elements(shape, split) * bytes;
   switch (form) {
     case TrainForm::kExplicit:
-      exchange_heads(split, 2 * d.d_qk() + d.d_v, d.d_v, bytes, costs);
+      exchange_heads(split, 2 * d.d_qk() + d.d_v, d.d_v, shape.element_bytes, costs);
+      save(shape, split, split.local * d.d_cache() + explicit_elements(d, split), costs);
       return costs;
     case TrainForm::kAbsorbed:
-      exchange_heads(split, d.d_qk(), d.d_v, bytes, costs);
+      exchange_heads(split, d.d_qk(), d.d_v, shape.element_bytes, costs);
       gather_latent(shape, split, costs);
+      save(shape, split, split.all_tokens * d.d_cache() + absorbed_elements(d, split), costs);
       return costs;
     case TrainForm::kLaga:
-      exchange_heads(split, d.d_qk(), d.d_v, bytes, costs);
+      exchange_heads(split, d.d_qk(), d.d_v, shape.element_bytes, costs);
       gather_latent(shape, split, costs);
+      save(shape, split, split.all_tokens * d.d_cache() + explicit_elements(d, split), costs);
       return costs;
   }
   throw InternalError(fmt::format("form {} has no cost function in plan/", static_cast<int>(form)));

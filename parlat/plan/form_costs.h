@@ -24,12 +24,20 @@ struct SentBytes {
   int64_t total() const { return all_to_all + all_gather + reduce_scatter + all_reduce + send_recv; }
 };
 
+// saved_bytes: every tensor that the forward pass of one layer leaves alive for its backward pass, beside the input x,
+// the weights, the rope tables and the output. In all forms, with t local tokens, T tokens of the batch and h local
+// heads:
+//   query latent (if any) before and after its norm 2 t Q, latent before its norm t (L+R), 1/rms of each norm t (fp32;
+//   fp64 in fp64), out t H V, probabilities h S T
+// and besides: explicit  latent t (L+R), q and k 2 T h (N+R), v T h V
+//              laga      latent T (L+R), q and k 2 T h (N+R), v T h V
+//              absorbed  latent T (L+R), q T h (N+R), q_absorbed T h (L+R), out_latent T h L
 struct FormCosts {
   SentBytes forward;
-  SentBytes backward;         // without the gradient reduction of replicated weights
-  int64_t paper_bytes = 0;    // forward, LAGA's counting; independent of element_bytes
-  int64_t saved_bytes = 0;    // saved for the backward pass by the attention between input and output, eager kernel
-  int64_t score_bytes = 0;    // of these, the S x S probabilities
+  SentBytes backward;       // without the gradient reduction of replicated weights
+  int64_t paper_bytes = 0;  // forward, LAGA's counting; independent of element_bytes
+  int64_t saved_bytes = 0;  // with the eager kernel
+  int64_t score_bytes = 0;  // of these, the S x S probabilities
 };
 
 // The cost function of each form, exact for every rank, split and dtype. InternalError for a form without one.

@@ -1,0 +1,141 @@
+#include <cmath>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/ranks.h"
+#include "parlat/base/progress.h"
+#include "parlat/base/units.h"
+#include "parlat/bench/attention_bench.h"
+
+namespace parlat {
+
+namespace {
+
+struct AttentionFlags {
+  CommonOptions common;
+  std::string model_config = "v2-lite";
+  std::vector<std::string> forms;
+  std::vector<int64_t> sequences = {2048}, heads;
+  int64_t d_model = 0;
+  int64_t batch = 1, documents = 1, verify_sequence = 128;
+  std::string pass = "forward+backward", sharding = "contiguous";
+  int repeats = 5;
+};
+
+AttentionBenchOptions attention_options(const AttentionFlags& flags) {
+  AttentionBenchOptions options;
+  options.spec = load_model_config(flags.model_config).mla;
+  if (flags.d_model > 0) options.spec.dims.d_model = flags.d_model;
+  if (!flags.forms.empty()) options.forms.clear();
+  for (const std::string& form : flags.forms) options.forms.push_back(parse_train_form(form));
+  options.heads = flags.heads;
+  options.sequences = flags.sequences;
+  options.sharding = parse_sharding(flags.sharding);
+  options.dtype = parse_dtype(flags.common.dtype);
+  options.batch = flags.batch;
+  options.documents = flags.documents;
+  options.backward = flags.pass == "forward+backward";
+  options.repeats = flags.repeats;
+  options.verify_sequence = flags.verify_sequence;
+  options.seed = flags.common.seed;
+  return options;
+}
+
+nlohmann::json attention_config(const AttentionFlags& flags, const AttentionBenchOptions& options) {
+  const MlaDims& d = options.spec.dims;
+  nlohmann::json json = {{"model_config", flags.model_config},
+                         {"ranks", flags.common.ranks},
+                         {"threads", flags.common.threads},
+                         {"d_model", d.d_model},
+                         {"d_nope", d.d_nope},
+                         {"d_rope", d.d_rope},
+                         {"d_v", d.d_v},
+                         {"d_latent", d.d_latent},
+                         {"repeats", options.repeats},
+                         {"seed", options.seed}};
+  if (d.d_q_latent) json["d_q_latent"] = *d.d_q_latent;
+  return json;
+}
+
+std::vector<std::string> table_row(const AttentionBenchRow& row) {
+  return {std::string(name(row.form)),
+          fmt::format("{}", row.ranks),
+          fmt::format("{}", row.heads),
+          fmt::format("{}", row.sequence),
+          fmt::format("{:.1f}", row.ms.min),
+          fmt::format("{:.1f}", row.ms.median),
+          fmt::format("{:.1f}", row.ms.p90),
+          format_count(std::llround(row.tokens_per_s)),
+          format_bytes(static_cast<double>(row.sent_forward.total())),
+          format_bytes(static_cast<double>(row.sent.total())),
+          format_bytes(static_cast<double>(row.paper_bytes)),
+          format_bytes(static_cast<double>(row.peak_activation_bytes)),
+          fmt::format("{:.1e}", row.check.max_error),
+          fmt::format("{:.1e}", row.check.tolerance),
+          row.check.ok ? "ok" : "FAILED"};
+}
+
+void run_attention(const AttentionFlags& flags) {
+  const AttentionBenchOptions options = attention_options(flags);
+  const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
+  const size_t combinations = rank_counts.size() * std::max<size_t>(options.heads.size(), 1) * options.sequences.size();
+  const bool prints = is_printing_process(flags.common);
+  Progress progress("attention", static_cast<int64_t>(combinations), "shapes", flags.common.quiet || !prints);
+  int64_t done = 0;
+
+  std::vector<std::vector<std::string>> table = {{"form", "ranks", "heads", "S", "ms min", "median", "p90", "tokens/s",
+                                                  "sent fwd", "sent", "paper fwd", "peak", "error", "allowed", ""}};
+  nlohmann::json rows = nlohmann::json::array();
+  bool all_ok = true;
+  for (const CommonOptions& common : rank_counts) {
+    const RankRunner run_ranks = [&](const auto& body) { with_ranks(common, body); };
+    const auto observe = [&](const std::string& what) { progress.update(done++, common.ranks + ", " + what); };
+    for (const AttentionBenchRow& row : bench_attention(options, run_ranks, observe)) {
+      table.push_back(table_row(row));
+      rows.push_back(to_json(row, options));
+      all_ok = all_ok && row.check.ok;
+    }
+  }
+  progress.update(done);
+  if (prints) {
+    print_table(table);
+    write_record(flags.common, "bench attention", attention_config(flags, options), rows);
+  }
+  if (!all_ok) throw CLI::RuntimeError(1);
+}
+
+void add_attention(CLI::App& bench) {
+  CLI::App* const command = bench.add_subcommand(
+      "attention", "one MLA block in every form: verified against the fp64 oracle, then timed side by side");
+  const auto flags = std::make_shared<AttentionFlags>();
+  add_common_options(*command, flags->common);
+  command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
+      ->capture_default_str();
+  command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
+  command->add_option("--sequence", flags->sequences, "tokens of a sequence")->delimiter(',')->capture_default_str();
+  command->add_option("--heads", flags->heads, "head counts in place of the model's")->delimiter(',');
+  command->add_option("--d-model", flags->d_model, "in place of the model's");
+  command->add_option("--batch", flags->batch, "sequences")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--documents", flags->documents, "packed into each sequence")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--pass", flags->pass, "forward or forward+backward")
+      ->check(CLI::IsMember({"forward", "forward+backward"}))
+      ->capture_default_str();
+  command->add_option("--sharding", flags->sharding, "contiguous or zigzag")->capture_default_str();
+  command->add_option("--repeats", flags->repeats, "timed passes")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--verify-sequence", flags->verify_sequence, "longest sequence given to the oracle")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->callback([flags] { run_attention(*flags); });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* const bench = app.add_subcommand("bench", "measure: verified first, then timed");
+  bench->require_subcommand(1);
+  add_attention(*bench);
+}
+
+}  // namespace parlat

@@ -1,0 +1,206 @@
+#include "parlat/bench/attention_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "parlat/base/error.h"
+#include "parlat/tensor/memory_meter.h"
+#include "parlat/train/forms.h"
+
+namespace parlat {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// One form on one rank, ready to run.
+class RankPass {
+ public:
+  RankPass(TrainForm form, const RankLayer& local, bool backward, Communicator& comm)
+      : attention_(make_attention(form, comm, local.weights.dims().n_heads)),
+        local_(local),
+        backward_(backward),
+        comm_(comm) {}
+
+  // Returns what the forward pass sent.
+  Traffic run() const {
+    const c10::AutoGradMode grad_mode(backward_);
+    const Traffic before = comm_.traffic();
+    const Tensor out = attention_->forward(local_.weights, local_.x_BSD, local_.tokens);
+    const Traffic forward = comm_.traffic() - before;
+    if (backward_) out.backward(local_.grad_out_BSD);
+    return forward;
+  }
+
+  void clear_gradients() const {
+    for (const auto& [name, leaf] : local_.leaves()) leaf.mutable_grad() = Tensor();
+  }
+
+  // Memory of a training step after its first: gradients exist and are added to.
+  void zero_gradients() const {
+    for (const auto& [name, leaf] : local_.leaves()) leaf.mutable_grad() = at::zeros_like(leaf);
+  }
+
+ private:
+  std::unique_ptr<Attention> attention_;
+  const RankLayer& local_;
+  bool backward_;
+  Communicator& comm_;
+};
+
+SentBytes max_over_ranks(const SentBytes& sent, Communicator& comm) {
+  const auto largest = [&](int64_t bytes) {
+    return static_cast<int64_t>(comm.max_over_ranks(static_cast<double>(bytes), "bytes sent"));
+  };
+  return {.all_to_all = largest(sent.all_to_all),
+          .all_gather = largest(sent.all_gather),
+          .reduce_scatter = largest(sent.reduce_scatter),
+          .all_reduce = largest(sent.all_reduce),
+          .send_recv = largest(sent.send_recv)};
+}
+
+// One untimed pass, which also warms up: its peak memory and traffic go to `row`.
+void measure_memory_and_traffic(const RankPass& pass, bool backward, Communicator& comm, AttentionBenchRow& row) {
+  if (backward) pass.zero_gradients();
+  MemoryMeter meter;
+  Traffic forward, whole;
+  {
+    const MemoryMeter::Scope scope(meter);
+    const Traffic before = comm.traffic();
+    forward = pass.run();
+    whole = comm.traffic() - before;
+  }
+  pass.clear_gradients();
+  const auto largest = [&](int64_t value, const char* what) {
+    return static_cast<int64_t>(comm.max_over_ranks(static_cast<double>(value), what));
+  };
+  row.peak_activation_bytes = largest(meter.peak_bytes(), "peak memory");
+  row.paper_bytes = largest(forward.paper_bytes(), "bytes sent");
+  row.sent_forward = max_over_ranks(sent_bytes(forward), comm);
+  row.sent = max_over_ranks(sent_bytes(whole), comm);
+}
+
+double timed_pass_ms(const RankPass& pass, Communicator& comm) {
+  pass.clear_gradients();
+  comm.barrier("start of a timed pass");
+  const auto start = Clock::now();
+  pass.run();
+  const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+  return comm.max_over_ranks(ms, "time of a pass");
+}
+
+// Fills everything of `rows` (one a form) but the check. Called by every rank, with rows of its own.
+void measure_rank(const LayerCase& layer, const AttentionBenchOptions& options, Communicator& comm,
+                  std::vector<AttentionBenchRow>& rows) {
+  const RankLayer local = rank_layer(layer, options.backward, comm);
+  std::vector<RankPass> passes;
+  for (const TrainForm form : options.forms) passes.emplace_back(form, local, options.backward, comm);
+  for (size_t i = 0; i < passes.size(); ++i) {
+    measure_memory_and_traffic(passes[i], options.backward, comm, rows[i]);
+  }
+  std::vector<std::vector<double>> ms(passes.size());
+  for (int repeat = 0; repeat < options.repeats; ++repeat) {
+    // Each repeat starts with another form, so that none always follows the same one.
+    for (size_t i = 0; i < passes.size(); ++i) {
+      const size_t at = (i + repeat) % passes.size();
+      ms[at].push_back(timed_pass_ms(passes[at], comm));
+    }
+  }
+  for (size_t i = 0; i < passes.size(); ++i) {
+    rows[i].ranks = comm.size();
+    rows[i].ms = spread_of(ms[i]);
+    rows[i].tokens_per_s = static_cast<double>(layer.batch() * layer.sequence()) / rows[i].ms.median * 1e3;
+  }
+}
+
+LayerCase case_of(const AttentionBenchOptions& options, const MlaWeights& weights, int64_t sequence) {
+  return make_layer_case(weights, {.batch = options.batch,
+                                   .sequence = sequence,
+                                   .documents = options.documents,
+                                   .sharding = options.sharding,
+                                   .seed = options.seed});
+}
+
+std::vector<AttentionBenchRow> bench_cell(const AttentionBenchOptions& options, const MlaWeights& weights,
+                                          int64_t sequence, const RankRunner& run_ranks) {
+  std::vector<AttentionBenchRow> rows;
+  for (const TrainForm form : options.forms) {
+    AttentionBenchRow& row = rows.emplace_back();
+    row.form = form;
+    row.sequence = sequence;
+    row.heads = weights.dims().n_heads;
+    row.verified_sequence = std::min(sequence, options.verify_sequence);
+  }
+  const LayerCase verified = case_of(options, weights, rows.front().verified_sequence);
+  const OracleResult want = oracle_of(verified);
+  rows = run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
+    for (AttentionBenchRow& row : mine) row.check = check_form(row.form, verified, want, comm);
+  });
+  const LayerCase layer = case_of(options, weights, sequence);
+  return run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
+    measure_rank(layer, options, comm, mine);
+  });
+}
+
+}  // namespace
+
+std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options, const RankRunner& run_ranks,
+                                               const BenchObserver& observe) {
+  PARLAT_ASSERT(options.repeats > 0 && !options.forms.empty(), "{} repeats of {} forms", options.repeats,
+                options.forms.size());
+  std::vector<AttentionBenchRow> rows;
+  const std::vector<int64_t> own_heads = {options.spec.dims.n_heads};
+  for (const int64_t heads : options.heads.empty() ? own_heads : options.heads) {
+    MlaSpec spec = options.spec;
+    spec.dims.n_heads = heads;
+    const MlaWeights weights = random_mla_weights(spec, options.seed, options.dtype);
+    for (const int64_t sequence : options.sequences) {
+      if (observe) observe(fmt::format("{} heads, {} tokens", heads, sequence));
+      const std::vector<AttentionBenchRow> cell = bench_cell(options, weights, sequence, run_ranks);
+      rows.insert(rows.end(), cell.begin(), cell.end());
+    }
+  }
+  return rows;
+}
+
+SentBytes sent_bytes(const Traffic& traffic) {
+  return {.all_to_all = traffic[Collective::kAllToAll].bytes,
+          .all_gather = traffic[Collective::kAllGather].bytes,
+          .reduce_scatter = traffic[Collective::kReduceScatter].bytes,
+          .all_reduce = traffic[Collective::kAllReduce].bytes,
+          .send_recv = traffic[Collective::kSendRecv].bytes};
+}
+
+nlohmann::json to_json(const SentBytes& sent) {
+  return {{"all_to_all", sent.all_to_all}, {"all_gather", sent.all_gather}, {"reduce_scatter", sent.reduce_scatter},
+          {"all_reduce", sent.all_reduce}, {"send_recv", sent.send_recv},   {"total", sent.total()}};
+}
+
+nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions& options) {
+  nlohmann::json json = {{"form", name(row.form)},
+                         {"ranks", row.ranks},
+                         {"sequence", row.sequence},
+                         {"batch", options.batch},
+                         {"documents", options.documents},
+                         {"heads", row.heads},
+                         {"d_model", options.spec.dims.d_model},
+                         {"dtype", name(options.dtype)},
+                         {"sharding", name(options.sharding)},
+                         {"pass", options.backward ? "forward+backward" : "forward"},
+                         {"ms", to_json(row.ms)},
+                         {"tokens_per_s", row.tokens_per_s},
+                         {"sent_bytes", to_json(row.sent)},
+                         {"sent_bytes_forward", to_json(row.sent_forward)},
+                         {"paper_bytes", row.paper_bytes},
+                         {"peak_activation_bytes", row.peak_activation_bytes},
+                         {"max_error", row.check.max_error},
+                         {"tolerance", row.check.tolerance},
+                         {"worst_tensor", row.check.worst},
+                         {"verified_sequence", row.verified_sequence},
+                         {"ok", row.check.ok}};
+  if (!row.check.ok) json["error"] = row.check.text();
+  return json;
+}
+
+}  // namespace parlat

@@ -1,0 +1,56 @@
+#include "parlat/bench/layer_case.h"
+
+#include "parlat/tensor/fill.h"
+
+namespace parlat {
+
+namespace {
+
+std::vector<int64_t> even_lengths(int64_t sequence, int64_t documents) {
+  std::vector<int64_t> lengths;
+  for (int64_t i = 0; i < documents; ++i) {
+    if (const int64_t length = even_share(sequence, documents, i).size(); length > 0) lengths.push_back(length);
+  }
+  return lengths;
+}
+
+}  // namespace
+
+SequenceShards LayerCase::shards(int ranks) const {
+  return sharding == Sharding::kZigzag ? SequenceShards::zigzag(sequence(), ranks)
+                                       : SequenceShards::contiguous(sequence(), ranks);
+}
+
+LayerCase make_layer_case(MlaWeights weights, const LayerCaseShape& shape) {
+  const std::vector<int64_t> size = {shape.batch, shape.sequence, weights.dims().d_model};
+  const at::ScalarType dtype = weights.w_o.scalar_type();
+  const std::vector<std::vector<int64_t>> lengths(shape.batch, even_lengths(shape.sequence, shape.documents));
+  return {.weights = std::move(weights),
+          .x_BSD = seeded_normal(size, 1.0, shape.seed, "x", dtype),
+          .grad_out_BSD = seeded_normal(size, 1.0, shape.seed, "grad_out", dtype),
+          .documents = Documents::packed(shape.sequence, lengths),
+          .sharding = shape.sharding};
+}
+
+std::vector<std::pair<std::string, Tensor>> RankLayer::leaves() const {
+  auto leaves = named_weights(weights);
+  leaves.emplace_back("x", x_BSD);
+  return leaves;
+}
+
+RankLayer rank_layer(const LayerCase& layer, bool requires_grad, const Communicator& comm) {
+  const SequenceShards shards = layer.shards(comm.size());
+  RankLayer local{
+      .weights = layer.weights,
+      .x_BSD = local_tokens(layer.x_BSD, shards, comm.rank()).contiguous(),
+      .grad_out_BSD = local_tokens(layer.grad_out_BSD, shards, comm.rank()).contiguous(),
+      .tokens = make_token_shard(layer.weights.spec, layer.documents, shards, comm.rank()),
+  };
+  MlaWeights& w = local.weights;
+  for (Tensor* leaf : {&w.w_dq, &w.q_norm, &w.w_uq, &w.w_dkv, &w.kv_norm, &w.w_ukv, &w.w_o, &local.x_BSD}) {
+    if (leaf->defined()) *leaf = leaf->detach().requires_grad_(requires_grad);
+  }
+  return local;
+}
+
+}  // namespace parlat

@@ -1,0 +1,125 @@
+// The closed forms of plan/ against what the transport counts and the meter measures, for every form of the registry.
+#include "parlat/plan/form_costs.h"
+
+#include <gmock/gmock.h>
+
+#include "parlat/bench/attention_bench.h"
+#include "parlat/tensor/memory_meter.h"
+#include "parlat/train/forms.h"
+#include "tests/run_ranks.h"
+
+namespace parlat {
+
+void PrintTo(TrainForm form, std::ostream* out) { *out << name(form); }
+
+bool operator==(const SentBytes& a, const SentBytes& b) {
+  return a.all_to_all == b.all_to_all && a.all_gather == b.all_gather && a.reduce_scatter == b.reduce_scatter &&
+         a.all_reduce == b.all_reduce && a.send_recv == b.send_recv;
+}
+void PrintTo(const SentBytes& sent, std::ostream* out) { *out << to_json(sent); }
+
+namespace {
+
+struct Shape {
+  int64_t n_heads, batch, sequence;
+  std::optional<int64_t> d_q_latent;
+  Sharding sharding;
+  at::ScalarType dtype;
+};
+
+LayerCase make_case(const Shape& shape) {
+  MlaSpec spec;
+  spec.dims = {.d_model = 24,
+               .n_heads = shape.n_heads,
+               .d_nope = 6,
+               .d_rope = 4,
+               .d_v = 5,
+               .d_latent = 12,
+               .d_q_latent = shape.d_q_latent};
+  return make_layer_case(
+      random_mla_weights(spec, 1, shape.dtype),
+      {.batch = shape.batch, .sequence = shape.sequence, .documents = 2, .sharding = shape.sharding});
+}
+
+FormCosts costs_on(TrainForm form, const LayerCase& layer, int ranks, int rank) {
+  AttentionShape shape;
+  shape.dims = layer.weights.dims();
+  shape.batch = layer.batch();
+  shape.rank = rank;
+  for (int p = 0; p < ranks; ++p) shape.tokens.push_back(layer.batch() * layer.shards(ranks).count(p));
+  shape.element_bytes = layer.x_BSD.element_size();
+  return form_costs(form, shape);
+}
+
+void expect_costs(TrainForm form, const LayerCase& layer, int ranks) {
+  run_ranks(ranks, [&](Communicator& comm) {
+    const FormCosts want = costs_on(form, layer, ranks, comm.rank());
+    const RankLayer local = rank_layer(layer, /*requires_grad=*/true, comm);
+    const auto attention = make_attention(form, comm, layer.weights.dims().n_heads);
+    MemoryMeter meter;
+    const MemoryMeter::Scope scope(meter);
+    const Traffic start = comm.traffic();
+    const Tensor out = attention->forward(local.weights, local.x_BSD, local.tokens);
+    const Traffic forward = comm.traffic() - start;
+    comm.barrier("everything sent has been freed");
+    EXPECT_EQ(meter.current_bytes() - static_cast<int64_t>(out.nbytes()), want.saved_bytes);
+    out.backward(local.grad_out_BSD);
+    const Traffic backward = comm.traffic() - start - forward;
+
+    EXPECT_EQ(sent_bytes(forward), want.forward);
+    EXPECT_EQ(sent_bytes(backward), want.backward);
+    EXPECT_EQ(forward.paper_bytes(), want.paper_bytes);
+  });
+}
+
+class FormCostsOf : public ::testing::TestWithParam<TrainForm> {};
+
+TEST_P(FormCostsOf, EqualTheCountersOnEveryRank) {
+  for (const int ranks : {1, 2, 3, 4, 7, 8}) {
+    for (const Sharding sharding : {Sharding::kContiguous, Sharding::kZigzag}) {
+      for (const int64_t sequence : {16, 29, 3}) {
+        SCOPED_TRACE(fmt::format("{} ranks, {}, {} tokens", ranks, name(sharding), sequence));
+        expect_costs(GetParam(), make_case({11, 2, sequence, 10, sharding, at::kFloat}), ranks);
+      }
+    }
+  }
+}
+
+TEST_P(FormCostsOf, EqualTheCountersInEveryDtype) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
+    SCOPED_TRACE(name(dtype));
+    expect_costs(GetParam(), make_case({8, 1, 24, std::nullopt, Sharding::kContiguous, dtype}), 4);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, FormCostsOf, ::testing::ValuesIn(all_train_forms()),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+// LAGA's Table 1 and the ratio by heads, in MB as printed there; DeepSeek-V3's widths.
+TEST(PaperBytes, ReproduceTableOne) {
+  const auto megabytes = [](TrainForm form, int ranks, int64_t sequence, int64_t heads) {
+    AttentionShape shape;
+    shape.dims = load_model_config("v3").mla.dims;
+    shape.dims.n_heads = heads;
+    shape.tokens.assign(ranks, sequence / ranks);
+    return static_cast<double>(form_costs(form, shape).paper_bytes) / 1e6;
+  };
+  struct Cell {
+    int ranks;
+    int64_t sequence;
+    double explicit_mb, laga_mb;
+  };
+  for (const Cell& cell : {Cell{4, 4096, 251.7, 127.0}, Cell{4, 8192, 503.3, 254.0}, Cell{8, 4096, 146.8, 74.0},
+                           Cell{8, 8192, 293.6, 148.0}, Cell{8, 16384, 587.2, 296.0}, Cell{16, 4096, 78.6, 39.6},
+                           Cell{16, 8192, 157.3, 79.2}, Cell{16, 16384, 314.6, 158.5}}) {
+    EXPECT_NEAR(megabytes(TrainForm::kExplicit, cell.ranks, cell.sequence, 128), cell.explicit_mb, 0.05);
+    EXPECT_NEAR(megabytes(TrainForm::kLaga, cell.ranks, cell.sequence, 128), cell.laga_mb, 0.05);
+  }
+  for (const auto& [heads, ratio] : {std::pair<int64_t, double>{16, 1.88}, {32, 1.94}, {64, 1.97}, {128, 1.98}}) {
+    EXPECT_NEAR(megabytes(TrainForm::kExplicit, 8, 4096, heads) / megabytes(TrainForm::kLaga, 8, 4096, heads), ratio,
+                0.005);
+  }
+}
+
+}  // namespace
+}  // namespace parlat
