@@ -58,10 +58,10 @@ struct WeightedSum : torch::autograd::Function<WeightedSum> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &y_mD = saved[0], &weights_nk = saved[1], &order = saved[2], &inverse = saved[3];
-    const Tensor d_out_n1D = grads[0].to(weights_nk.scalar_type()).unsqueeze(1);
+    const Tensor d_out_nkD = grads[0].to(weights_nk.scalar_type()).unsqueeze(1);  // the same for every j
     const Tensor y_nkD = y_mD.index_select(0, inverse).view({weights_nk.size(0), weights_nk.size(1), y_mD.size(1)});
-    const Tensor d_weights_nk = (d_out_n1D * y_nkD).sum(-1);
-    const Tensor d_y_nkD = (d_out_n1D * weights_nk.unsqueeze(-1)).to(y_mD.scalar_type());
+    const Tensor d_weights_nk = (d_out_nkD * y_nkD).sum(-1);
+    const Tensor d_y_nkD = (d_out_nkD * weights_nk.unsqueeze(-1)).to(y_mD.scalar_type());
     return {d_y_nkD.view(y_mD.sizes()).index_select(0, order), d_weights_nk, {}, {}};
   }
 };

@@ -108,7 +108,7 @@ TEST(ExpertParallelModel, GivesTheGradientsOfOneRank) {
       const std::string weight = key.substr(std::string("gradient.").size());
       Tensor sum = at::zeros(entry.shape, at::kDouble);
       for (const ModelResult& rank : by_rank) {
-        if (rank.gradients.count(weight)) sum.add_(rank.gradients.at(weight));
+        if (rank.gradients.contains(weight)) sum.add_(rank.gradients.at(weight));
       }
       EXPECT_CLOSE(sum, fixture.expected.tensor(key), tolerance) << name << ": " << weight;
     }
