@@ -1,0 +1,52 @@
+"""Threads and MPI processes compute the same bits: training and its record agree, twice in a row.
+
+usage: local_and_mpi.py PROGRAM
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+STEPS = 12
+COMPARED = ("loss", "grad_norm", "sent_bytes", "tokens")  # of every step; the rest is time and memory
+
+
+def run(program, out, ranks, launcher, arguments):
+    text = pathlib.Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
+    subprocess.run(
+        [*launcher, program, "train", "--model-config", "tiny", "--data", str(text), "--out", str(out), "--ranks", ranks,
+         "--sequence", "93", "--batch", "2", "--steps", str(STEPS), "--lr", "1e-3", "--seed", "3", "--eval-every", "0",
+         "--checkpoint-every", "0", "--quiet", *arguments],
+        check=True, stdout=subprocess.DEVNULL, timeout=300)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    steps = [{key: line[key] for key in COMPARED} for line in lines if "loss" in line]
+    assert len(steps) == STEPS, f"expected {STEPS} steps, got {len(steps)}"
+    return steps
+
+
+def mpirun(ranks):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return ["mpirun", *root, "--oversubscribe", "-n", str(ranks)]
+
+
+def main():
+    program = sys.argv[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for ranks, arguments in ((2, ["--form", "laga"]), (3, ["--form", "explicit", "--sharding", "zigzag"]),
+                                 (4, ["--form", "absorbed", "--data-parallel", "2", "--expert-parallel", "4"])):
+            local = run(program, folder / f"local-{ranks}", f"local:{ranks}", [], arguments)
+            for attempt in (1, 2):
+                mpi = run(program, folder / f"mpi-{ranks}-{attempt}", "mpi", mpirun(ranks), arguments)
+                different = [step for step, (a, b) in enumerate(zip(local, mpi)) if a != b]
+                assert not different, (f"{ranks} ranks {arguments}: step {different[0]} is {local[different[0]]} on threads "
+                                       f"and {mpi[different[0]]} under MPI")
+            print(f"{ranks} ranks {' '.join(arguments)}: the same {STEPS} steps on threads and twice under MPI")
+
+
+if __name__ == "__main__":
+    main()
