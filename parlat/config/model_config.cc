@@ -50,7 +50,7 @@ ModelConfig class_defaults(const std::string& model_type) {
 }
 
 std::string parse_model_type(JsonFields& fields) {
-  const std::string type = fields.text("model_type", "deepseek_v3");
+  std::string type = fields.text("model_type", "deepseek_v3");
   if (type == "youtu_llm") return "youtu";  // the hub's own code; transformers' class is the same model
   if (type != "deepseek_v2" && type != "deepseek_v3" && type != "kimi_k2" && type != "youtu") {
     fields.refuse("model_type", "deepseek_v2, deepseek_v3, kimi_k2 or youtu");

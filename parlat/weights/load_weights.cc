@@ -16,9 +16,9 @@ constexpr size_t kMostNamedProblems = 20;
 
 // "a.b.experts.7.gate_proj.weight" split around its expert; nothing for other names.
 struct ExpertName {
-  std::string before;  // "a.b.experts."
+  std::string before = {};  // "a.b.experts."
   int64_t expert = 0;
-  std::string weight;  // "gate_proj"
+  std::string weight = {};  // "gate_proj"
 };
 
 std::optional<ExpertName> split_expert_name(const std::string& name) {
@@ -69,14 +69,14 @@ class Loader {
     if (!shards_.contains(name)) return std::nullopt;
     fused_.insert(name);
     const int64_t rows = row.shape[0];
-    const Tensor all = checked(name, {config_.moe->n_routed, down ? rows : 2 * rows, row.shape[1]});
+    Tensor all = checked(name, {config_.moe->n_routed, down ? rows : 2 * rows, row.shape[1]});
     if (!all.defined()) return all;
     const Tensor one = all.select(0, split->expert);
     return down ? one : one.narrow(0, split->weight == "up_proj" ? rows : 0, rows);
   }
 
   Tensor checked(const std::string& name, const std::vector<int64_t>& shape) {
-    const Tensor view = shards_.tensor(name);
+    Tensor view = shards_.tensor(name);
     if (view.sizes() != at::IntArrayRef(shape)) {
       note_once(name, fmt::format("expected {}, got {} in {}", shape_text(shape), shape_text(view.sizes()),
                                   shards_.file_of(name)));
