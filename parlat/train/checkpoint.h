@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace parlat {
+
+struct Checkpoint {
+  std::filesystem::path directory;
+  int64_t step = 0;
+  nlohmann::json state;  // of state.json
+};
+
+// The checkpoints of one run: DIRECTORY/step-000200/{config.json, model.safetensors, optimizer.safetensors,
+// state.json}. One appears under its name complete and synced, or not at all; whatever interrupts the writing leaves
+// the previous ones as they were. To be used by one rank.
+class Checkpoints {
+ public:
+  explicit Checkpoints(std::filesystem::path directory, int64_t keep = 1)
+      : directory_(std::move(directory)), keep_(keep) {}
+
+  bool any() const { return !steps().empty(); }
+  // The newest whose files can be read; a warning for each newer one that can't be.
+  std::optional<Checkpoint> newest() const;
+  // The one of this step. Throws DataError where it cannot be read.
+  Checkpoint at(int64_t step) const;
+
+  // Calls write(folder) for the files beside state.json, makes the folder a checkpoint, then removes all but the newest
+  // `keep`. Throws DataError where the disk is full or can't be written.
+  std::filesystem::path save(int64_t step, const nlohmann::json& state,
+                             const std::function<void(const std::filesystem::path&)>& write) const;
+
+  static constexpr const char* kOptimizerFile = "optimizer.safetensors";
+
+ private:
+  std::vector<int64_t> steps() const;  // newest first
+  std::filesystem::path path_of(int64_t step) const;
+  void remove(const std::filesystem::path& checkpoint) const;
+  void remove_leftovers() const;
+
+  std::filesystem::path directory_;
+  int64_t keep_;
+};
+
+}  // namespace parlat

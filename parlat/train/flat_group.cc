@@ -1,0 +1,99 @@
+#include "parlat/train/flat_group.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function_hook.h>
+
+#include <map>
+#include <memory>
+
+#include "parlat/base/error.h"
+
+namespace parlat {
+
+namespace {
+
+constexpr int64_t kCacheLine = 32;  // elements of 2 bytes
+
+// Adds a gradient to its place as soon as autograd has it, so that no second copy of all gradients ever exists.
+class AddTo final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit AddTo(Tensor sum) : sum_(std::move(sum)) {}
+  void operator()(const Tensor& weight) override {
+    const at::NoGradGuard no_grad;
+    sum_.add_(weight.grad());
+    weight.mutable_grad().reset();
+  }
+
+ private:
+  Tensor sum_;
+};
+
+// The trained rows of the table: experts only, or all others.
+FlatLayout layout_of(const std::vector<WeightRow>& table, bool experts) {
+  FlatLayout layout;
+  for (const WeightRow& row : table) {
+    if (!row.trained || row.expert != experts) continue;
+    const int64_t count = c10::multiply_integers(row.shape);
+    layout.slots.push_back({row.name, row.shape, {layout.size, layout.size + count}});
+    layout.size += (count + kCacheLine - 1) / kCacheLine * kCacheLine;
+  }
+  return layout;
+}
+
+std::vector<FlatLayout> layouts_of(bool experts, const ModelConfig& config, const Mesh& mesh) {
+  std::vector<FlatLayout> layouts;
+  for (int64_t kind = 0; kind < (experts ? mesh.spec.expert : 1); ++kind) {
+    ModelWeights sizes_only;
+    layouts.push_back(layout_of(weight_table(config, mesh.experts_of(kind, config), sizes_only), experts));
+  }
+  return layouts;
+}
+
+}  // namespace
+
+FlatGroup::FlatGroup(bool experts, const ModelConfig& config, const std::vector<WeightRow>& table, const Mesh& mesh)
+    : layouts_(layouts_of(experts, config, mesh)),
+      kind_(mesh.world.rank() % layouts_.size()),
+      replicas_(experts ? *mesh.expert_replicas : mesh.world),
+      shard_(even_share(layout().size, replicas_.size(), replicas_.rank())) {
+  std::map<std::string, Tensor*> tensors;
+  for (const WeightRow& row : table) tensors[row.name] = row.tensor;
+  const at::ScalarType dtype = layout().slots.empty() ? at::kFloat : tensors[layout().slots[0].name]->scalar_type();
+  weights_ = at::zeros({layout().size}, dtype);
+  gradients_ = at::zeros({layout().size}, at::kFloat);
+  for (const FlatLayout::Slot& slot : layout().slots) {
+    Tensor& tensor = *tensors[slot.name];
+    const Tensor place = weights_.narrow(0, slot.range.begin, slot.range.size()).view(slot.shape);
+    place.copy_(tensor);
+    tensor = place.detach().requires_grad_();
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        tensor, std::make_unique<AddTo>(gradients_.narrow(0, slot.range.begin, slot.range.size()).view(slot.shape)));
+  }
+}
+
+std::vector<Tensor> FlatGroup::shares(const Tensor& flat) const {
+  std::vector<Tensor> parts;
+  for (int p = 0; p < replicas_.size(); ++p) {
+    const Range share = even_share(layout().size, replicas_.size(), p);
+    parts.push_back(flat.narrow(0, share.begin, share.size()));
+  }
+  return parts;
+}
+
+Tensor FlatGroup::shard_weights() const {
+  return weights_.narrow(0, shard_.begin, shard_.size()).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+}
+
+Handle FlatGroup::reduce_gradients(const Tensor& shard_sum) {
+  if (layout().size == 0) return {};
+  return replicas_.reduce_scatter(shares(gradients_), shard_sum, "gradients");
+}
+
+void FlatGroup::zero_gradients() { gradients_.zero_(); }
+
+Handle FlatGroup::gather_weights(const Tensor& shard_master) {
+  if (layout().size == 0) return {};
+  return replicas_.all_gather(shard_master.to(weights_.scalar_type()), shares(weights_), "updated weights");
+}
+
+}  // namespace parlat

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "parlat/comm/traffic.h"
+
+namespace parlat {
+
+// One step as metrics.jsonl tells it.
+struct StepRecord {
+  int64_t step = 0;  // counted from 1
+  double loss = 0, gradient_norm = 0, learning_rate = 0;
+  double seconds = 0;
+  int64_t tokens = 0;      // of this step, all ranks
+  Traffic sent;            // by this rank
+  int64_t peak_bytes = 0;  // torch's memory on this rank, weights included
+  double mfu = 0;          // model FLOPs over what the ranks' matrix products reach when they do nothing else
+};
+
+nlohmann::json to_json(const StepRecord& record);
+
+// {"all_gather": bytes, ..., "total": bytes} of the collectives that were called.
+nlohmann::json sent_bytes_json(const Traffic& sent);
+
+}  // namespace parlat
