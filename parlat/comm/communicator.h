@@ -67,7 +67,8 @@ class Communicator {
 
   // Ranks of equal color (>= 0) form a group, ordered by rank. Shares this rank's Traffic; the setup is not counted.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
-  // Tells the other ranks that this one failed and why; what they wait for then throws CommError with this text.
+  // Tells the other ranks that this one failed and why; what they wait for then throws CommError with this text (its
+  // first line).
   virtual void fail(const std::string& reason) = 0;
   virtual const char* backend() const = 0;  // local, mpi
 

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -30,7 +31,7 @@ struct World {
   void fail(int world_rank, const std::string& why) {
     if (failed_rank >= 0) return;
     failed_rank = world_rank;
-    reason = why;
+    reason = why.substr(0, why.find('\n'));
     for (std::condition_variable& waiting : wake) waiting.notify_all();
   }
   void throw_if_failed(const std::string& what) const {

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <numeric>
 #include <thread>
@@ -24,12 +25,15 @@ constexpr auto kGrace = std::chrono::seconds(5);   // for the others to report a
 constexpr auto kEchoDelay = std::chrono::milliseconds(300);
 enum ControlTag { kFailed = 1, kLeaving = 2 };
 
-void check(int code, const std::string& what) {
-  if (code == MPI_SUCCESS) return;
+std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw CommError("{}: MPI: {}", what, text);
+  return text;
+}
+
+void check(int code, const std::string& what) {
+  if (code != MPI_SUCCESS) throw CommError("{}: {}", what, error_text(code));
 }
 
 // Lets other processes run: ranks may outnumber cores, and a rank that spins takes the core its peer needs.
@@ -66,7 +70,7 @@ class Job {
   void fail(const std::string& reason) {
     if (failed()) return;
     failed_rank_ = rank_;
-    reason_ = reason.substr(0, kReasonBytes);
+    reason_ = reason.substr(0, std::min(reason.find('\n'), kReasonBytes));
     tell_others(kFailed, reason_);
   }
 
@@ -78,7 +82,7 @@ class Job {
 
   bool failed() const { return failed_rank_ >= 0; }
 
-  // MPI may still write to these: they stay until the process ends.
+  // These stay until the process ends.
   void strand(const std::vector<Tensor>& tensors) { stranded_.insert(stranded_.end(), tensors.begin(), tensors.end()); }
 
   // Returns when every rank has said that it leaves, or after the grace period. The rank that failed first comes first,
@@ -142,12 +146,18 @@ std::shared_ptr<Job>& job() {
   return job;
 }
 
-// One exchange under way.
+// One exchange under way, in messages of at most kChunkBytes.
 struct Pending {
+  struct Message {
+    int peer;
+    int receive_bytes;  // kSent: goes to the peer
+  };
+  static constexpr int kSent = -1;
+
   std::string what;
   std::vector<Tensor> send, receive;
   std::vector<MPI_Request> requests;
-  std::vector<int> peers;  // of each request
+  std::vector<Message> messages;  // of each request
 };
 
 class MpiCommunicator final : public Communicator {
@@ -197,8 +207,10 @@ class MpiCommunicator final : public Communicator {
 
   void start(Pending& pending);
   void finish(Pending& pending);
-  [[noreturn]] void give_up(Pending& pending, const std::string& reason);
-  std::string late_ranks(Pending& pending) const;
+  void check_arrivals(Pending& pending, std::vector<MPI_Status>& statuses, bool has_errors);
+  void strand(const Pending& pending);
+  [[noreturn]] void give_up(const Pending& pending, const std::string& reason);
+  std::string late_ranks(const Pending& pending) const;
 
   MPI_Comm comm_;
   const std::vector<int> members_;
@@ -222,27 +234,21 @@ void MpiCommunicator::start(Pending& pending) {
   // A rank that is in another exchange has another tag, so the two never take each other's bytes.
   const size_t key = exchanges_++ * 31 + std::hash<std::string>()(pending.what);
   const int tag = static_cast<int>(key % static_cast<size_t>(tag_bound_));
-  const auto chunks = [&](const Tensor& tensor, int peer, const auto& transfer) {
+  const auto add = [&](const Tensor& tensor, int peer, bool sends) {
     auto* data = static_cast<char*>(tensor.data_ptr());
-    for (int64_t left = tensor.nbytes(); left > 0;) {
-      const int64_t bytes = std::min(left, kChunkBytes);
+    for (int64_t left = tensor.nbytes(); left > 0; left -= kChunkBytes, data += kChunkBytes) {
+      const int bytes = static_cast<int>(std::min(left, kChunkBytes));
       MPI_Request request;
-      const int code = transfer(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
-      if (code != MPI_SUCCESS) give_up(pending, fmt::format("{}: MPI error {}", pending.what, code));
+      const int code = sends ? MPI_Isend(data, bytes, MPI_BYTE, peer, tag, comm_, &request)
+                             : MPI_Irecv(data, bytes, MPI_BYTE, peer, tag, comm_, &request);
+      if (code != MPI_SUCCESS) give_up(pending, fmt::format("{}: {}", pending.what, error_text(code)));
       pending.requests.push_back(request);
-      pending.peers.push_back(peer);
-      data += bytes;
-      left -= bytes;
+      pending.messages.push_back({peer, sends ? Pending::kSent : bytes});
     }
   };
-  for (int i = 1; i < size_; ++i) {
-    const int peer = (rank_ + i) % size_;
-    chunks(pending.receive[peer], peer, [](auto... args) { return MPI_Irecv(args...); });
-  }
-  for (int i = 1; i < size_; ++i) {
-    const int peer = (rank_ + i) % size_;
-    chunks(pending.send[peer], peer, [](auto... args) { return MPI_Isend(args...); });
-  }
+  // Every rank begins with its right neighbour, so that no rank is everybody's first.
+  for (int i = 1; i < size_; ++i) add(pending.receive[(rank_ + size_ - i) % size_], (rank_ + size_ - i) % size_, false);
+  for (int i = 1; i < size_; ++i) add(pending.send[(rank_ + i) % size_], (rank_ + i) % size_, true);
   const Tensor& own = pending.receive[rank_];
   if (own.nbytes() > 0 && own.data_ptr() != pending.send[rank_].data_ptr()) {
     std::memcpy(own.data_ptr(), pending.send[rank_].data_ptr(), own.nbytes());
@@ -252,17 +258,19 @@ void MpiCommunicator::start(Pending& pending) {
 void MpiCommunicator::finish(Pending& pending) {
   const auto deadline = Clock::now() + options_.timeout;
   const int count = static_cast<int>(pending.requests.size());
+  std::vector<MPI_Status> statuses(count);
   Backoff backoff;
   while (true) {
     int done = 0;
-    const int code = MPI_Testall(count, pending.requests.data(), &done, MPI_STATUSES_IGNORE);
-    if (code != MPI_SUCCESS) give_up(pending, fmt::format("{}: MPI error {}", pending.what, code));
-    if (done) return;
+    const int code = MPI_Testall(count, pending.requests.data(), &done, statuses.data());
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
+      give_up(pending, fmt::format("{}: {}", pending.what, error_text(code)));
+    }
+    if (done || code != MPI_SUCCESS) return check_arrivals(pending, statuses, code == MPI_ERR_IN_STATUS);
     try {
       job_->throw_if_failed(pending.what);
     } catch (const CommError&) {
-      job_->strand(pending.send);
-      job_->strand(pending.receive);
+      strand(pending);
       throw;
     }
     if (Clock::now() > deadline) {
@@ -273,19 +281,42 @@ void MpiCommunicator::finish(Pending& pending) {
   }
 }
 
-void MpiCommunicator::give_up(Pending& pending, const std::string& reason) {
+// MPI takes a message that is shorter than what was expected without a word.
+void MpiCommunicator::check_arrivals(Pending& pending, std::vector<MPI_Status>& statuses, bool has_errors) {
+  for (size_t i = 0; i < statuses.size(); ++i) {
+    const auto& [peer, expected] = pending.messages[i];
+    const int code = has_errors ? statuses[i].MPI_ERROR : MPI_SUCCESS;
+    if (code != MPI_SUCCESS && code != MPI_ERR_PENDING) {
+      give_up(pending, fmt::format("{}: {} bytes expected from rank {}: {}", pending.what, expected, members_[peer],
+                                   error_text(code)));
+    }
+    int received = expected;
+    if (expected != Pending::kSent && code == MPI_SUCCESS) MPI_Get_count(&statuses[i], MPI_BYTE, &received);
+    if (received != expected) {
+      give_up(pending, fmt::format("{}: rank {} sends {} bytes to rank {}, which expects {}", pending.what,
+                                   members_[peer], received, members_[rank_], expected));
+    }
+  }
+}
+
+// MPI may still write to the buffers of a failed exchange.
+void MpiCommunicator::strand(const Pending& pending) {
   job_->strand(pending.send);
   job_->strand(pending.receive);
+}
+
+void MpiCommunicator::give_up(const Pending& pending, const std::string& reason) {
+  strand(pending);
   job_->fail(reason);
   throw CommError("{}", reason);
 }
 
-std::string MpiCommunicator::late_ranks(Pending& pending) const {
+std::string MpiCommunicator::late_ranks(const Pending& pending) const {
   std::vector<bool> late(size_);
   for (size_t i = 0; i < pending.requests.size(); ++i) {
     int done = 0;
     MPI_Request_get_status(pending.requests[i], &done, MPI_STATUS_IGNORE);
-    if (!done) late[pending.peers[i]] = true;
+    if (!done) late[pending.messages[i].peer] = true;
   }
   std::string text;
   for (int p = 0; p < size_; ++p) {

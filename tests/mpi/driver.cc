@@ -3,6 +3,7 @@
 //   throw | late    rank 1 throws, or never arrives at an exchange
 //   kill            rank 1 dies of SIGKILL
 //   order           rank 1 issues another exchange than the others
+//   short | long    rank 0 sends less, or more, than rank 1 expects
 //   pace COUNT      milliseconds of one all_reduce of COUNT floats, for measurements by hand
 #include <signal.h>
 #include <unistd.h>
@@ -42,7 +43,11 @@ void fail_as(const std::string& mode, Communicator& comm) {
   if (comm.rank() == 1) {
     if (mode == "throw") throw DataError("novel.txt: broken");
     if (mode == "kill") kill(getpid(), SIGKILL);
-    if (mode == "late") std::this_thread::sleep_for(std::chrono::seconds(4));
+    if (mode == "late") std::this_thread::sleep_for(std::chrono::seconds(5));
+  }
+  if (mode == "short" || mode == "long") {
+    const int64_t other = mode == "short" ? 5 : 3;
+    return comm.broadcast(at::ones({comm.rank() == 1 ? other : 4}), 0, "weights").wait();
   }
   // Large enough that unfinished transfers are under way when the failure comes.
   const char* what = mode == "order" && comm.rank() == 1 ? "laga latent" : "laga query";
@@ -65,7 +70,7 @@ int run(const std::string& ranks, const std::string& mode, int64_t count) {
     if (mode == "pace") return pace(comm, count);
     fail_as(mode, comm);
   };
-  const CommOptions options{.timeout = std::chrono::milliseconds(mode == "late" || mode == "order" ? 1000 : 60000)};
+  const CommOptions options{.timeout = std::chrono::seconds(mode == "late" || mode == "order" ? 2 : 60)};
   int code = 0;
   try {
     if (ranks == "mpi") {
