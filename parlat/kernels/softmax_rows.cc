@@ -1,5 +1,6 @@
 #include "parlat/kernels/softmax_rows.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -18,12 +19,43 @@ namespace {
 // Partial results that the compiler keeps in vector registers.
 constexpr int64_t kLanes = 32;
 
-// Cephes' expf for x <= 0: exp(x) = 2^n exp(r), |r| <= ln(2) / 2, a polynomial of degree 7 in r. NaN stays NaN.
+// Combines value(0), ..., value(n - 1) lane by lane, then over the lanes.
+template <typename T, typename Combine, typename Value>
+[[gnu::always_inline]] inline T reduce(int64_t n, T start, const Combine& combine, const Value& value) {
+  T lanes[kLanes];
+  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = start;
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) lanes[j] = combine(lanes[j], value(i + j));
+  }
+  for (int64_t j = 0; i < n; ++i, ++j) lanes[j] = combine(lanes[j], value(i));
+  T total = lanes[0];
+  for (int64_t j = 1; j < kLanes; ++j) total = combine(total, lanes[j]);
+  return total;
+}
+
+constexpr auto kAdd = [](auto a, auto b) { return a + b; };
+constexpr auto kMax = [](auto a, auto b) { return b > a ? b : a; };
+
+// Compilers vectorise no comparison of floats that might trap on NaN, so floats are compared as bits here and below.
+[[gnu::always_inline]] inline bool has_nan(const float* x, int64_t n) {
+  constexpr uint32_t kInfinity = std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
+  return reduce<uint32_t>(n, 0, kMax, [&](int64_t i) { return std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu; }) >
+         kInfinity;
+}
+inline bool has_nan(const double* x, int64_t n) {
+  return std::any_of(x, x + n, [](double value) { return std::isnan(value); });
+}
+
+// Cephes' expf for x <= 0, no NaN: exp(x) = 2^n exp(r), |r| <= ln(2) / 2, a polynomial of degree 7 in r. From n = -127
+// on, where x is clamped, the exponent's bits are 0 and so is the result.
 inline float exp_nonpositive(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const float shifted = x * 1.44269504088896341f + kRound;
+  constexpr uint32_t kLowest = std::bit_cast<uint32_t>(-88.0f);
+  const float clamped = std::bit_cast<float>(std::min(std::bit_cast<uint32_t>(x), kLowest));
+  const float shifted = clamped * 1.44269504088896341f + kRound;
   const float n = shifted - kRound;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  const float r = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -32,46 +64,32 @@ inline float exp_nonpositive(float x) {
   p = p * r + 5.0000001201e-1f;
   const float exp_r = p * (r * r) + r + 1.0f;
   const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound) + 127u;
-  const float y = exp_r * std::bit_cast<float>(exponent << 23);
-  return x < -87.3f ? 0.0f : y;
+  return exp_r * std::bit_cast<float>(exponent << 23);
 }
 inline double exp_nonpositive(double x) { return std::exp(x); }
 
-// Reduces row[0, n) with `add` lane by lane, then over the lanes.
-template <typename T, typename Add>
-inline T reduce(int64_t n, T start, const Add& add, const auto& value) {
-  T lanes[kLanes];
-  for (int64_t j = 0; j < kLanes; ++j) lanes[j] = start;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) lanes[j] = add(lanes[j], value(i + j));
-  }
-  for (int64_t j = 0; i < n; ++i, ++j) lanes[j] = add(lanes[j], value(i));
-  T total = lanes[0];
-  for (int64_t j = 1; j < kLanes; ++j) total = add(total, lanes[j]);
-  return total;
-}
-
+// Inlined, or it would exist once, for the narrowest vectors.
 template <typename T>
-inline void softmax(T* __restrict row, int64_t n, Range inside) {
-  for (int64_t i = 0; i < inside.begin; ++i) row[i] = 0;
-  for (int64_t i = inside.end; i < n; ++i) row[i] = 0;
+[[gnu::always_inline]] inline void softmax(T* __restrict row, int64_t n, Range inside) {
+  std::fill(row, row + inside.begin, T(0));
+  std::fill(row + inside.end, row + n, T(0));
   T* __restrict x = row + inside.begin;
   const int64_t size = inside.size();
-  // NaN never wins here; it comes back through exp.
-  const T max = reduce<T>(
-      size, -std::numeric_limits<T>::infinity(), [](T a, T b) { return b > a ? b : a; },
-      [&](int64_t i) { return x[i]; });
+  if (size == 0) return;
+  const auto element = [&](int64_t i) { return x[i]; };
+  const T max = reduce<T>(size, -std::numeric_limits<T>::infinity(), kMax, element);
+  if (!std::isfinite(max) || has_nan(x, size)) {
+    std::fill(x, x + size, std::numeric_limits<T>::quiet_NaN());
+    return;
+  }
   for (int64_t i = 0; i < size; ++i) x[i] = exp_nonpositive(x[i] - max);
-  const T inverse_sum = T(1) / reduce<T>(
-                                   size, T(0), [](T a, T b) { return a + b; }, [&](int64_t i) { return x[i]; });
+  const T inverse_sum = T(1) / reduce<T>(size, T(0), kAdd, element);
   for (int64_t i = 0; i < size; ++i) x[i] *= inverse_sum;
 }
 
 template <typename T>
-inline void softmax_backward(const T* __restrict p, T* __restrict grad, int64_t n, T scale) {
-  const T along = reduce<T>(
-      n, T(0), [](T a, T b) { return a + b; }, [&](int64_t i) { return p[i] * grad[i]; });
+[[gnu::always_inline]] inline void softmax_backward(const T* __restrict p, T* __restrict grad, int64_t n, T scale) {
+  const T along = reduce<T>(n, T(0), kAdd, [&](int64_t i) { return p[i] * grad[i]; });
   for (int64_t i = 0; i < n; ++i) grad[i] = p[i] * (grad[i] - along) * scale;
 }
 

@@ -1,0 +1,79 @@
+// One row of scores at a time, against fp64.
+#include "parlat/kernels/softmax_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "parlat/tensor/fill.h"
+#include "tests/expect_close.h"
+
+namespace parlat {
+namespace {
+
+template <typename T>
+constexpr at::ScalarType kDtype = c10::CppTypeToScalarType<T>::value;
+
+template <typename T>
+class SoftmaxRow : public ::testing::Test {};
+using Types = ::testing::Types<float, double>;
+TYPED_TEST_SUITE(SoftmaxRow, Types);
+
+TYPED_TEST(SoftmaxRow, OfEveryIntervalAndLength) {
+  for (const int64_t n : {1, 2, 31, 32, 33, 64, 100, 1000}) {
+    for (const Range inside : {Range{0, n}, Range{0, n / 2}, Range{n / 3, n}, Range{n / 2, n / 2}}) {
+      const at::Tensor row = seeded_normal({n}, 10, 1, "row", kDtype<TypeParam>), want = at::zeros({n}, at::kDouble);
+      want.slice(0, inside.begin, inside.end).copy_(row.slice(0, inside.begin, inside.end).to(at::kDouble).softmax(0));
+      softmax_row(row.mutable_data_ptr<TypeParam>(), n, inside);
+      // The difference to the maximum, exp and the sum.
+      EXPECT_CLOSE(row, want, Tolerance::rounding(kDtype<TypeParam>, n, 3)) << n;
+    }
+  }
+}
+
+// Of a row {0, x}: the ratio is exp(x) whatever the sum is.
+TYPED_TEST(SoftmaxRow, ExpOverItsWholeRange) {
+  for (int64_t i = 0; i <= 4096; ++i) {
+    const auto x = static_cast<TypeParam>(-87.0 * static_cast<double>(i) / 4096);
+    TypeParam row[2] = {0, x};
+    softmax_row(row, 2, {0, 2});
+    const double want = std::exp(static_cast<double>(x));
+    EXPECT_NEAR(static_cast<double>(row[1]) / static_cast<double>(row[0]), want,
+                want * (sizeof(TypeParam) == 4 ? 2e-7 : 1e-15))
+        << x;
+  }
+}
+
+TYPED_TEST(SoftmaxRow, FarBelowTheMaximumIsZero) {
+  TypeParam row[3] = {0, -1000, -INFINITY};
+  softmax_row(row, 3, {0, 3});
+  EXPECT_EQ(row[0], 1);
+  EXPECT_EQ(row[1], 0);
+  EXPECT_EQ(row[2], 0);
+}
+
+TYPED_TEST(SoftmaxRow, PoisonStaysInside) {
+  for (const double poison : {double{NAN}, double{-NAN}, double{INFINITY}}) {
+    TypeParam row[50];
+    std::fill(row, row + 50, TypeParam(1));
+    row[20] = static_cast<TypeParam>(poison);
+    softmax_row(row, 50, {10, 40});
+    for (int64_t i = 0; i < 50; ++i) EXPECT_EQ(std::isnan(row[i]), 10 <= i && i < 40) << i;
+  }
+}
+
+TYPED_TEST(SoftmaxRow, Gradient) {
+  for (const int64_t n : {1, 31, 32, 100}) {
+    const at::Tensor p = seeded_normal({n}, 1, 1, "p").softmax(0).to(kDtype<TypeParam>);
+    const at::Tensor grad = seeded_normal({n}, 1, 1, "grad", kDtype<TypeParam>);
+    const at::Tensor p64 = p.to(at::kDouble), grad64 = grad.to(at::kDouble);
+    const at::Tensor want = p64 * (grad64 - (p64 * grad64).sum()) * 0.25, scale = (p64 * grad64).abs().max();
+    softmax_row_backward(p.const_data_ptr<TypeParam>(), grad.mutable_data_ptr<TypeParam>(), n, 0.25);
+    // With one key the difference cancels: errors are relative to its terms.
+    EXPECT_CLOSE(at::cat({grad.to(at::kDouble), scale.view(1)}), at::cat({want, scale.view(1)}),
+                 Tolerance::rounding(kDtype<TypeParam>, n, 2));
+  }
+}
+
+}  // namespace
+}  // namespace parlat
