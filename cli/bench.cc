@@ -6,6 +6,7 @@
 #include "parlat/base/progress.h"
 #include "parlat/base/units.h"
 #include "parlat/bench/attention_bench.h"
+#include "parlat/bench/comm_bench.h"
 
 namespace parlat {
 
@@ -130,12 +131,55 @@ void add_attention(CLI::App& bench) {
   command->callback([flags] { run_attention(*flags); });
 }
 
+struct CommFlags {
+  CommonOptions common;
+  CommBenchOptions options;
+};
+
+void run_comm(const CommFlags& flags) {
+  const bool prints = is_printing_process(flags.common);
+  std::vector<std::vector<std::string>> table = {
+      {"collective", "backend", "ranks", "bytes", "ms min", "median", "p90", "sent", "GB/s"}};
+  nlohmann::json rows = nlohmann::json::array();
+  for (const CommonOptions& common : each_rank_count(flags.common)) {
+    const RankRunner run_ranks = [&](const auto& body) { with_ranks(common, body); };
+    const nlohmann::json measured =
+        run_and_keep(run_ranks, nlohmann::json(),
+                     [&](Communicator& comm, nlohmann::json& mine) { mine = bench_comm(comm, flags.options); });
+    for (const nlohmann::json& row : measured) {
+      const nlohmann::json& ms = row.at("ms");
+      table.push_back({row.at("collective"), row.at("backend"), row.at("ranks").dump(),
+                       format_count(row.at("bytes").get<int64_t>()), fmt::format("{:.3f}", ms.at("min").get<double>()),
+                       fmt::format("{:.3f}", ms.at("median").get<double>()),
+                       fmt::format("{:.3f}", ms.at("p90").get<double>()),
+                       format_bytes(row.at("sent_bytes").get<double>()),
+                       fmt::format("{:.3f}", row.at("gbytes_per_s").get<double>())});
+      rows.push_back(row);
+    }
+  }
+  if (!prints) return;
+  print_table(table);
+  write_record(flags.common, "bench comm", {{"ranks", flags.common.ranks}, {"repeats", flags.options.repeats}}, rows);
+}
+
+void add_comm(CLI::App& bench) {
+  CLI::App* const command = bench.add_subcommand("comm", "latency and bandwidth of every collective, checked exactly");
+  const auto flags = std::make_shared<CommFlags>();
+  add_common_options(*command, flags->common);
+  command->add_option("--bytes", flags->options.bytes, "of the fp32 tensor a rank brings")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--repeats", flags->options.repeats, "timed samples")->capture_default_str();
+  command->callback([flags] { run_comm(*flags); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app) {
   CLI::App* const bench = app.add_subcommand("bench", "measure: verified first, then timed");
   bench->require_subcommand(1);
   add_attention(*bench);
+  add_comm(*bench);
 }
 
 }  // namespace parlat
