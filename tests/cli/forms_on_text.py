@@ -54,11 +54,11 @@ def main():
         failed = False
         for form in ("explicit", "absorbed", "laga"):
             for ranks in (1, 2, 4):
-                got = losses(program, folder, form, ranks)
+                got = want if (form, ranks) == ("explicit", 1) else losses(program, folder, form, ranks)
                 early = max(abs(a - b) for a, b in zip(got[:10], want[:10]))
                 whole = max(abs(a - b) for a, b in zip(got, want))
                 print(f"{form:9} {ranks} ranks: {got[-1]:.6f}, apart by {early:.1e} in 10 steps, {whole:.1e} in {STEPS}")
-                failed |= not (early <= 1e-5 and whole <= 1e-2)
+                failed |= not (early <= 2e-6 and whole <= 1e-4)
         assert not failed, "the forms do not agree"
 
 
