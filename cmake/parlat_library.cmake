@@ -7,7 +7,7 @@ if(PARLAT_SANITIZE)
   target_link_options(parlat_options INTERFACE -fsanitize=${PARLAT_SANITIZE})
 endif()
 
-file(WRITE ${CMAKE_BINARY_DIR}/parlat_pch.cc "")
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/parlat_pch.cc CONTENT "")
 add_library(parlat_pch OBJECT ${CMAKE_BINARY_DIR}/parlat_pch.cc)
 target_link_libraries(parlat_pch PRIVATE parlat_options torch fmt::fmt-header-only)
 target_precompile_headers(parlat_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
