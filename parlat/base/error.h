@@ -49,12 +49,12 @@ class InternalError : public Error {
   explicit InternalError(const std::string& message) : Error(1, message) {}
 };
 
-#define PARLAT_ASSERT(condition, ...)                                                                             \
-  do {                                                                                                            \
-    if (!(condition)) {                                                                                           \
-      throw ::parlat::InternalError(                                                                              \
+#define PARLAT_ASSERT(condition, ...)                                                                            \
+  do {                                                                                                           \
+    if (!(condition)) {                                                                                          \
+      throw ::parlat::InternalError(                                                                             \
           fmt::format("{}:{}: {} does not hold: {}", __FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__))); \
-    }                                                                                                             \
+    }                                                                                                            \
   } while (false)
 
 }  // namespace parlat

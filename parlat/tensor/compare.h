@@ -8,9 +8,9 @@
 
 namespace parlat {
 
-// A tolerance derived from the arithmetic, not tuned: a result that is a chain of `depth` sums of up to `terms` products
-// in a dtype of unit roundoff u has error at most about depth * (sqrt(terms) + 2) * u * scale with rounding errors of
-// random sign (Higham and Mary 2019), where scale is the result's own size. kSafety covers the tail.
+// A tolerance derived from the arithmetic, not tuned: a result that is a chain of `depth` sums of up to `terms`
+// products in a dtype of unit roundoff u has error at most about depth * (sqrt(terms) + 2) * u * scale with rounding
+// errors of random sign (Higham and Mary 2019), where scale is the result's own size. kSafety covers the tail.
 struct Tolerance {
   double relative_to_norm;  // of max |want|
   static constexpr double kSafety = 8.0;
