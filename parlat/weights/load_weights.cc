@@ -38,17 +38,21 @@ class Loader {
   Loader(const std::filesystem::path& directory, const ModelConfig& config, const std::vector<WeightRow>& table)
       : directory_(directory), config_(config), table_(table), shards_(directory, problems_) {}
 
-  std::vector<std::string> load(at::ScalarType dtype) {
-    std::vector<Tensor> views;
-    views.reserve(table_.size());
-    for (const WeightRow& row : table_) views.push_back(find(row));
+  // Throws for everything wrong, before anything is allocated.
+  void check() {
+    views_.reserve(table_.size());
+    for (const WeightRow& row : table_) views_.push_back(find(row));
     check_names();
     report();
-    for (size_t i = 0; i < table_.size(); ++i) {
-      table_[i].set(views[i].to(table_[i].keep_fp32 ? at::kFloat : dtype, /*non_blocking=*/false, /*copy=*/true));
-    }
-    return std::move(skipped_);
   }
+
+  void fill(at::ScalarType dtype) const {
+    for (size_t i = 0; i < table_.size(); ++i) {
+      table_[i].set(views_[i].to(table_[i].keep_fp32 ? at::kFloat : dtype, /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
+
+  const std::vector<std::string>& skipped() const { return skipped_; }
 
  private:
   // A view of the file, or undefined after noting a problem.
@@ -153,6 +157,7 @@ class Loader {
   const ModelConfig& config_;
   const std::vector<WeightRow>& table_;
   std::vector<std::string> problems_, skipped_;
+  std::vector<Tensor> views_;  // of the files, in the table's order
   std::set<std::string> noted_, fused_;
   ShardSet shards_;
 };
@@ -161,7 +166,18 @@ class Loader {
 
 std::vector<std::string> load_weights(const std::filesystem::path& directory, const ModelConfig& config,
                                       const std::vector<WeightRow>& table, at::ScalarType dtype) {
-  return Loader(directory, config, table).load(dtype);
+  Loader loader(directory, config, table);
+  loader.check();
+  loader.fill(dtype);
+  return loader.skipped();
+}
+
+std::vector<std::string> check_weights(const std::filesystem::path& directory, const ModelConfig& config) {
+  ModelWeights unused;
+  const std::vector<WeightRow> table = weight_table(config, all_experts(config), unused);
+  Loader loader(directory, config, table);
+  loader.check();
+  return loader.skipped();
 }
 
 }  // namespace parlat

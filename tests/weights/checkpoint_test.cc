@@ -57,6 +57,7 @@ std::string load_error(const std::filesystem::path& folder, const ModelConfig& c
   try {
     load_weights(folder, config, model.table, at::kFloat);
   } catch (const DataError& error) {
+    EXPECT_THROW(check_weights(folder, config), DataError);
     EXPECT_FALSE(model.weights.embedding.defined()) << "something was allocated before the check";
     EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
     return error.what();
@@ -163,6 +164,7 @@ TEST(Checkpoint, WhatTheModelDoesNotNeedIsSkippedAndNamed) {
       load_weights(folder.path(), saved->config, loaded.table, at::kFloat),
       ElementsAre("lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.2.eh_proj.weight"));
   expect_equal(loaded, *saved);
+  EXPECT_EQ(check_weights(folder.path(), saved->config).size(), 3u);
 
   tensors.back().second = saved->weights.embedding + 1;
   write_safetensors(folder / "model.safetensors", tensors);
