@@ -9,6 +9,8 @@
 
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
+#include "parlat/bench/record.h"
+#include "parlat/io/files.h"
 
 namespace parlat {
 
@@ -62,10 +64,11 @@ void with_ranks(const CommonOptions& options, const std::function<void(Communica
 int report_error(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const int exit_code = ours ? ours->exit_code() : 1;
-  // Rank 0 hears of every failure from whoever failed. Others speak up only about a peer, which may be rank 0.
-  const int rank = launched_rank();
-  if (rank != 0 && dynamic_cast<const CommError*>(&error) == nullptr) return exit_code;
   const std::string_view text = error.what();  // torch appends a trace, of no use here, from the second line on
+  // Rank 0 hears of every failure from whoever failed. Others speak up only about a peer, unless rank 0 told them.
+  const int rank = launched_rank();
+  const bool about_peer = dynamic_cast<const CommError*>(&error) && text.find("rank 0 failed: ") == text.npos;
+  if (rank != 0 && !about_peer) return exit_code;
   fmt::print(stderr, "parlat: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank),
              text.substr(0, text.find('\n')));
   return exit_code;
@@ -85,6 +88,12 @@ void print_table(const std::vector<std::vector<std::string>>& rows) {
     fmt::print("{}\n", line);
   }
   std::fflush(stdout);
+}
+
+void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,
+                  const nlohmann::json& rows) {
+  if (options.json.empty()) return;
+  write_file_atomically(options.json, make_record(command, config, rows).dump(2) + "\n");
 }
 
 }  // namespace parlat

@@ -5,6 +5,7 @@
 #include <exception>
 #include <filesystem>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -34,5 +35,9 @@ int report_error(const std::exception& error);
 // On stdout, columns padded to their widest cell; the first row is the header. The first column is set to the left,
 // the others to the right.
 void print_table(const std::vector<std::vector<std::string>>& rows);
+
+// The record of a run (parlat/bench/record.h) into the file that --json names; without --json nothing.
+void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,
+                  const nlohmann::json& rows);
 
 }  // namespace parlat

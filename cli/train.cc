@@ -1,0 +1,168 @@
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/common.h"
+#include "parlat/base/error.h"
+#include "parlat/base/units.h"
+#include "parlat/train/step_record.h"
+#include "parlat/train/trainer.h"
+
+namespace parlat {
+
+namespace {
+
+constexpr int kInterrupted = 130;
+
+volatile sig_atomic_t interrupts = 0;  // a handler can reach nothing else
+
+// The first asks for an orderly end after the step, the second ends at once.
+void on_interrupt(int) {
+  if (interrupts > 0) _exit(kInterrupted);
+  interrupts = 1;
+}
+
+void catch_interrupts() {
+  struct sigaction action = {};
+  action.sa_handler = on_interrupt;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+struct Flags {
+  CommonOptions common;
+  std::string model_config;
+  TextSpec text;
+  std::string form = "laga", sharding = "contiguous", schedule = "cosine";
+  TrainSettings settings;
+};
+
+void add_flags(CLI::App& command, Flags& flags) {
+  add_common_options(command, flags.common);
+  TrainSettings& s = flags.settings;
+  const auto option = [&command](const char* name, auto& value, const char* help) {
+    return command.add_option(name, value, help)->capture_default_str();
+  };
+  option("--model-config", flags.model_config, "built-in name, config.json, or a folder with one (tiny, or --init's)");
+  option("--init", s.init, "folder of a Hugging Face checkpoint whose weights to start from");
+  option("--data", flags.text.files, "text files, each one document")->required();
+  option("--eval-data", flags.text.evaluation_file, "text file to evaluate on, instead of a held-out part of --data");
+  option("--eval-fraction", flags.text.evaluation_fraction, "part of the sequences to hold out");
+  option("--eval-every", s.evaluate_every, "steps (0: at the end)");
+  option("--out", s.out, "folder for metrics.jsonl and checkpoints")->required();
+  command.add_flag("--resume", s.resume, "go on from the newest checkpoint in --out, if there is one");
+  option("--checkpoint-every", s.checkpoint_every, "steps (0: at the end)");
+  option("--keep", s.keep, "checkpoints to keep");
+
+  option("--form", flags.form, "explicit, absorbed or laga");
+  option("--sharding", flags.sharding, "contiguous or zigzag");
+  option("--data-parallel", s.parallel.data, "ranks over the batch; the others split each sequence");
+  option("--expert-parallel", s.parallel.expert, "consecutive ranks that split the experts");
+
+  option("--sequence", flags.text.sequence, "tokens of a sequence");
+  option("--batch", s.batch, "sequences of a micro-batch, all ranks together");
+  option("--accumulate", s.accumulate, "micro-batches a step");
+  option("--steps", s.steps, "steps of the whole run");
+  option("--schedule", flags.schedule, "constant, cosine or wsd");
+  option("--lr", s.learning_rate.peak, "peak learning rate");
+  option("--min-lr", s.learning_rate.minimum, "learning rate at the end");
+  option("--warmup", s.learning_rate.warmup, "steps of linear warm-up");
+  option("--weight-decay", s.adamw.weight_decay, "of matrices");
+  option("--beta1", s.adamw.beta1, "AdamW");
+  option("--beta2", s.adamw.beta2, "AdamW");
+  option("--clip", s.adamw.clip, "largest norm of the gradient (0: any)");
+}
+
+TrainSettings resolve(const Flags& flags, int ranks) {
+  TrainSettings settings = flags.settings;
+  settings.dtype = parse_dtype(flags.common.dtype);
+  settings.seed = flags.common.seed;
+  settings.quiet = flags.common.quiet;
+  settings.learning_rate.schedule = parse_schedule(flags.schedule);
+  settings.learning_rate.steps = settings.steps;
+  settings.parallel.form = parse_train_form(flags.form);
+  settings.parallel.sharding = parse_sharding(flags.sharding);
+  settings.parallel.sequence = settings.parallel.data > 0 ? ranks / settings.parallel.data : ranks;
+  return settings;
+}
+
+std::string number(const std::optional<double>& value, int digits) {
+  return value ? fmt::format("{:.{}f}", *value, digits) : "-";
+}
+
+void print_result(const TrainResult& result, const TrainSettings& settings) {
+  const bool took_steps = result.loss.has_value();
+  print_table({{"form", "ranks", "steps", "loss", "eval loss", "tokens/s", "sent a token", "peak memory", "mfu"},
+               {std::string(name(settings.parallel.form)), fmt::format("{}", settings.parallel.ranks()),
+                format_count(result.steps), number(result.loss, 4), number(result.evaluation_loss, 4),
+                took_steps ? format_count(static_cast<int64_t>(result.tokens_per_s)) : "-",
+                took_steps ? format_bytes(result.sent_bytes_per_token) : "-",
+                took_steps ? format_bytes(static_cast<double>(result.peak_bytes)) : "-", number(result.mfu, 3)}});
+  fmt::print("checkpoint  {}\nrecords     {}\n", result.checkpoint.string(), result.metrics.string());
+}
+
+nlohmann::json result_row(const TrainResult& result, const TrainSettings& settings, const ModelConfig& config,
+                          int64_t sequence) {
+  nlohmann::json row = {{"form", name(settings.parallel.form)},
+                        {"ranks", settings.parallel.ranks()},
+                        {"sequence", sequence},
+                        {"batch", settings.batch},
+                        {"heads", config.mla.dims.n_heads},
+                        {"dtype", name(settings.dtype)},
+                        {"pass", "forward+backward"},
+                        {"steps", result.steps},
+                        {"interrupted", result.interrupted},
+                        {"checkpoint", result.checkpoint.string()},
+                        {"metrics", result.metrics.string()}};
+  if (result.evaluation_loss) row["eval_loss"] = *result.evaluation_loss;
+  if (!result.loss) return row;
+  row["loss"] = *result.loss;
+  row["tokens_per_s"] = result.tokens_per_s;
+  row["sent_bytes"] = sent_bytes_json(result.sent);
+  row["sent_bytes_per_token"] = result.sent_bytes_per_token;
+  row["peak_bytes"] = result.peak_bytes;
+  row["mfu"] = *result.mfu;
+  return row;
+}
+
+void run_train(const Flags& flags) {
+  const bool init_config = flags.model_config.empty() && !flags.settings.init.empty();
+  const ModelConfig config = load_model_config(init_config                  ? flags.settings.init.string()
+                                               : flags.model_config.empty() ? "tiny"
+                                                                            : flags.model_config);
+  const std::unique_ptr<Tokenizer> tokenizer = make_byte_tokenizer();
+  if (tokenizer->vocab_size() > config.vocab_size) {
+    throw ConfigError("model-config: expected a vocabulary of at least the {} tokens of the {} tokenizer, got {}",
+                      tokenizer->vocab_size(), tokenizer->name(), config.vocab_size);
+  }
+  const TrainingText text = load_training_text(flags.text, *tokenizer);
+
+  std::atomic<bool> interrupted = false;
+  catch_interrupts();
+  with_ranks(flags.common, [&](Communicator& world) {
+    const TrainSettings settings = resolve(flags, world.size());
+    const TrainResult result = train(settings, config, text, world, [] { return interrupts > 0; });
+    if (result.interrupted) interrupted = true;
+    if (world.rank() != 0) return;
+    print_result(result, settings);
+    write_record(flags.common, "train", describe(settings, config, text.training),
+                 nlohmann::json::array({result_row(result, settings, config, text.training.sequence())}));
+  });
+  if (interrupted) throw CLI::RuntimeError(kInterrupted);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* const command = app.add_subcommand("train", "Train a model, each sequence split over ranks");
+  add_flags(*command, *flags);
+  command->callback([flags] { run_train(*flags); });
+}
+
+}  // namespace parlat

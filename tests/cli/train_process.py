@@ -1,0 +1,161 @@
+"""Training as a process: killed and resumed, interrupted, out of disk, badly asked.
+
+usage: train_process.py PROGRAM
+"""
+
+import json
+import pathlib
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
+MODEL = {
+    "model_type": "deepseek_v3", "vocab_size": 257, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 24, "first_k_dense_replace": 1,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "rms_norm_eps": 1e-6, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "hidden_act": "silu", "initializer_range": 0.05,
+}
+STEPS = 60
+EVERY_STEP = ("step", "loss", "grad_norm", "lr", "tokens", "sent_bytes")  # what does not depend on time
+
+
+class TrainProcess(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "config.json").write_text(json.dumps(MODEL))
+        self.text = self.folder / "text.txt"
+        self.text.write_text(pathlib.Path(__file__).read_text())
+
+    def command(self, out, *arguments):
+        return [str(PROGRAM), "train", "--model-config", str(self.folder / "config.json"), "--data", str(self.text),
+                "--out", str(out), "--ranks", "local:2", "--expert-parallel", "2", "--sequence", "32", "--batch", "2",
+                "--steps", str(STEPS), "--lr", "3e-3", "--warmup", "5", "--eval-every", "20", "--checkpoint-every", "5",
+                "--quiet", *arguments]
+
+    def run_train(self, out, *arguments, **options):
+        return subprocess.run(self.command(out, *arguments), capture_output=True, text=True, timeout=120, **options)
+
+    def succeed(self, out, *arguments, **options):
+        done = self.run_train(out, *arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def records(self, out):
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return [{key: line[key] for key in EVERY_STEP if key in line} | {"eval": line.get("eval_loss")} for line in lines]
+
+    def checkpoints(self, out):
+        return sorted(path.name for path in (out / "checkpoints").glob("step-*"))
+
+    def wait_for_step(self, process, out, step):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            metrics = out / "metrics.jsonl"
+            if metrics.exists() and metrics.read_text().count("\n") >= step:
+                return
+            time.sleep(0.005)
+        self.fail(f"the run ended before step {step}")
+
+    def test_killed_at_any_moment(self):
+        whole, killed = self.folder / "whole", self.folder / "killed"
+        self.succeed(whole)
+        seed = random.SystemRandom().randrange(1 << 32)
+        moments = random.Random(seed)
+        kills = 0
+        for step in (2, 15, 35):
+            process = subprocess.Popen(self.command(killed, "--resume"), stdout=subprocess.DEVNULL)
+            self.wait_for_step(process, killed, step)
+            time.sleep(moments.random() * 0.3)
+            process.kill()
+            kills += process.wait() == -signal.SIGKILL
+        self.assertGreater(kills, 0, f"seed {seed}")
+        self.succeed(killed, "--resume")
+        self.assertEqual(self.records(killed), self.records(whole), f"seed {seed}")
+        final = "checkpoints/step-000060/model.safetensors"
+        self.assertEqual((killed / final).read_bytes(), (whole / final).read_bytes(), f"seed {seed}")
+        self.assertEqual(len(self.checkpoints(killed)), 3)
+
+    def test_interrupted(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            out = self.folder / f"run-{number}"
+            process = subprocess.Popen(self.command(out, "--steps", "100000"), stdout=subprocess.DEVNULL)
+            self.wait_for_step(process, out, 3)
+            process.send_signal(number)
+            self.assertEqual(process.wait(timeout=30), 130)
+            last = [record["step"] for record in self.records(out)][-1]
+            self.assertEqual(self.checkpoints(out)[-1], f"step-{last:06d}")
+
+    def test_full_disk(self):
+        whole, full = self.folder / "whole", self.folder / "full"
+        self.succeed(whole, "--steps", "10")
+        self.succeed(full, "--steps", "5")
+        before = {path: path.read_bytes() for path in (full / "checkpoints/step-000005").iterdir()}
+
+        def small_files():  # SIGXFSZ stays ignored, so that writes fail as they do on a full disk
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+        failed = self.run_train(full, "--steps", "10", "--resume", preexec_fn=small_files, restore_signals=False)
+        self.assertEqual(failed.returncode, 3, failed.stderr)
+        self.assertRegex(failed.stderr, r"(?m)^parlat: error: .*step-000010.*\n$")
+        self.assertEqual({path: path.read_bytes() for path in (full / "checkpoints/step-000005").iterdir()}, before)
+        self.succeed(full, "--steps", "10", "--resume")
+        self.assertEqual([r["loss"] for r in self.records(full) if "loss" in r][5:],
+                         [r["loss"] for r in self.records(whole) if "loss" in r][5:])
+
+    def test_config_file_and_record(self):
+        out, record = self.folder / "run", self.folder / "record.json"
+        config = self.folder / "run.toml"
+        config.write_text('[train]\nsteps = 3\neval-every = 1\nform = "absorbed"\n')
+        arguments = self.command(out, "--config", str(config), "--json", str(record))
+        for flag in ("--steps", "--eval-every"):
+            at = arguments.index(flag)
+            del arguments[at:at + 2]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([r["step"] for r in self.records(out)], [1, 1, 2, 2, 3, 3])
+        written = json.loads(record.read_text())
+        self.assertEqual(written["command"], "train")
+        row = written["rows"][0]
+        self.assertEqual((row["form"], row["ranks"], row["steps"]), ("absorbed", 2, 3))
+        self.assertEqual(row["sent_bytes"]["total"],
+                         sum(value for kind, value in row["sent_bytes"].items() if kind != "total"))
+        self.assertIn("absorbed", done.stdout)
+        self.assertIn(str(out / "metrics.jsonl"), done.stdout)
+
+    def test_bad_requests_are_one_line(self):
+        out = self.folder / "run"
+        (self.folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
+        (self.folder / "empty.txt").write_bytes(b"")
+        for code, expected, arguments in (
+                (2, "--no-such-flag", ["--no-such-flag"]),
+                (2, "ranks: expected", ["--ranks", "local:0"]),
+                (2, "form: expected one of", ["--form", "ring-of-fire"]),
+                (2, "heads", ["--ranks", "local:5", "--expert-parallel", "1"]),
+                (2, "expert", ["--expert-parallel", "3"]),
+                (2, "fp16", ["--dtype", "fp16"]),
+                (3, "no-such-file", ["--data", str(self.folder / "no-such-file")]),
+                (3, "latin.txt", ["--data", str(self.folder / "latin.txt")]),
+                (3, "empty.txt", ["--data", str(self.folder / "empty.txt")]),
+                (3, "expected at least", ["--sequence", "100000"])):
+            with self.subTest(arguments=arguments):
+                failed = self.run_train(out, *arguments)
+                self.assertEqual(failed.returncode, code, failed.stderr)
+                self.assertRegex(failed.stderr, r"^parlat: error: .*\n$")
+                self.assertIn(expected, failed.stderr)
+        self.assertFalse((out / "checkpoints").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
