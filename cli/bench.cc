@@ -113,9 +113,14 @@ void add_attention(CLI::App& bench) {
   command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
       ->capture_default_str();
   command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
-  command->add_option("--sequence", flags->sequences, "tokens of a sequence")->delimiter(',')->capture_default_str();
-  command->add_option("--heads", flags->heads, "head counts in place of the model's")->delimiter(',');
-  command->add_option("--d-model", flags->d_model, "in place of the model's");
+  command->add_option("--sequence", flags->sequences, "tokens of a sequence")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--heads", flags->heads, "head counts in place of the model's")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  command->add_option("--d-model", flags->d_model, "in place of the model's")->check(CLI::PositiveNumber);
   command->add_option("--batch", flags->batch, "sequences")->check(CLI::PositiveNumber)->capture_default_str();
   command->add_option("--documents", flags->documents, "packed into each sequence")
       ->check(CLI::PositiveNumber)
