@@ -106,6 +106,7 @@ void run_attention(const AttentionFlags& flags) {
 }
 
 void add_attention(CLI::App& bench) {
+  const CLI::Range count(int64_t{1}, int64_t{1} << 30);
   CLI::App* const command = bench.add_subcommand(
       "attention", "one MLA block in every form: verified against the fp64 oracle, then timed side by side");
   const auto flags = std::make_shared<AttentionFlags>();
@@ -115,23 +116,21 @@ void add_attention(CLI::App& bench) {
   command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
   command->add_option("--sequence", flags->sequences, "tokens of a sequence")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(count)
       ->capture_default_str();
-  command->add_option("--heads", flags->heads, "head counts in place of the model's")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber);
-  command->add_option("--d-model", flags->d_model, "in place of the model's")->check(CLI::PositiveNumber);
-  command->add_option("--batch", flags->batch, "sequences")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--heads", flags->heads, "head counts in place of the model's")->delimiter(',')->check(count);
+  command->add_option("--d-model", flags->d_model, "in place of the model's")->check(count);
+  command->add_option("--batch", flags->batch, "sequences")->check(count)->capture_default_str();
   command->add_option("--documents", flags->documents, "packed into each sequence")
-      ->check(CLI::PositiveNumber)
+      ->check(count)
       ->capture_default_str();
   command->add_option("--pass", flags->pass, "forward or forward+backward")
       ->check(CLI::IsMember({"forward", "forward+backward"}))
       ->capture_default_str();
   command->add_option("--sharding", flags->sharding, "contiguous or zigzag")->capture_default_str();
-  command->add_option("--repeats", flags->repeats, "timed passes")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--repeats", flags->repeats, "timed passes")->check(count)->capture_default_str();
   command->add_option("--verify-sequence", flags->verify_sequence, "longest sequence given to the oracle")
-      ->check(CLI::PositiveNumber)
+      ->check(count)
       ->capture_default_str();
   command->callback([flags] { run_attention(*flags); });
 }

@@ -148,6 +148,7 @@ void run(Flags& flags, bool ranks_given) {
 }  // namespace
 
 void add_verify(CLI::App& app) {
+  const CLI::Range count(int64_t{1}, int64_t{1} << 30);
   CLI::App* const command = app.add_subcommand(
       "verify", "every form against the fp64 oracle: output and all gradients of one layer on packed documents");
   const auto flags = std::make_shared<Flags>();
@@ -160,10 +161,10 @@ void add_verify(CLI::App& app) {
   command->add_option("--layer", flags->layer, "of --model")->needs(model)->capture_default_str();
   command->add_flag("--quick", flags->quick, "the layer of --model-config made small")->excludes(model);
   command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
-  command->add_option("--sequence", flags->sequence, "tokens")->check(CLI::PositiveNumber)->capture_default_str();
-  command->add_option("--batch", flags->batch, "sequences")->check(CLI::PositiveNumber)->capture_default_str();
+  command->add_option("--sequence", flags->sequence, "tokens")->check(count)->capture_default_str();
+  command->add_option("--batch", flags->batch, "sequences")->check(count)->capture_default_str();
   command->add_option("--documents", flags->documents, "packed into each sequence")
-      ->check(CLI::PositiveNumber)
+      ->check(count)
       ->capture_default_str();
   const CLI::Option* const ranks = command->get_option("--ranks");
   command->callback([flags, ranks] { run(*flags, ranks->count() > 0); });

@@ -32,7 +32,8 @@ void Progress::update(int64_t done, const std::string& note) {
   const auto interval = terminal_ ? std::chrono::milliseconds(100) : std::chrono::milliseconds(5000);
   if (!start && done < total_ && now - last_print_ < interval) return;
   last_print_ = now;
-  std::fputs(terminal_ ? fmt::format("\r\033[K{}", line(done, note)).c_str() : (line(done, note) + "\n").c_str(), stderr);
+  std::fputs(terminal_ ? fmt::format("\r\033[K{}", line(done, note)).c_str() : (line(done, note) + "\n").c_str(),
+             stderr);
   std::fflush(stderr);
 }
 

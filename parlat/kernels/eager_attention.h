@@ -12,11 +12,10 @@ namespace parlat {
 //   out [B, S, H, v] in q's dtype. Scores, softmax and all sums in fp32 (fp64 for fp64); the forward pass multiplies v
 //   with the fp32 probabilities, the backward pass works from the saved ones.
 //   saved  q, k, v and the probabilities [B, H, S, T] in q's dtype
-//   cost   B H S T (d + v) multiply-adds forward, twice that backward; blocks of queries skip the keys that none of
-//   them
-//          may see
+//   cost   B H S T (d + v) multiply-adds forward, twice that backward; blocks of queries skip keys that none sees
 //   scratch, a thread: fp32 copies of one head's k and v, their gradients, and two blocks of queries x keys
-// The order of all sums is fixed, so results repeat bit for bit whatever the number of threads.
+// NaN in q or k reaches the queries that see it; in v also others of the same block, as 0 times NaN. The order of all
+// sums is fixed, so results repeat bit for bit whatever the number of threads.
 Tensor eager_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible,
                        double softmax_scale);
 

@@ -43,13 +43,15 @@ std::filesystem::path checkpoints_of(const TrainSettings& settings) { return set
 std::optional<Checkpoint> find_checkpoint(const TrainSettings& settings, Communicator& world) {
   const Checkpoints checkpoints(checkpoints_of(settings));
   std::optional<Checkpoint> newest;
-  if (world.rank() == 0) {
-    if (!settings.resume && checkpoints.any()) {
+  if (world.rank() == 0 && checkpoints.any()) {
+    if (!settings.resume) {
       throw ConfigError("out: expected a folder without checkpoints, or --resume to go on from them, got {}",
                         settings.out.string());
     }
     newest = checkpoints.newest();
-    if (settings.resume && !newest) log_info("no checkpoint to resume from: starts at step 0");
+    if (!newest) throw DataError("{}: none of the checkpoints can be read", checkpoints_of(settings).string());
+  } else if (world.rank() == 0 && settings.resume) {
+    log_info("no checkpoint to resume from: starts at step 0");
   }
   const auto step =
       static_cast<int64_t>(world.max_over_ranks(newest ? newest->step : -1.0, "checkpoint to resume from"));

@@ -20,7 +20,8 @@ ShardSet::ShardSet(const std::filesystem::path& directory, std::vector<std::stri
   const std::filesystem::path index_path = directory / "model.safetensors.index.json";
   std::error_code ignored;
   if (std::filesystem::exists(single, ignored)) {
-    open(directory, "model.safetensors", problems);
+    // Without it there is nothing else to report: its own error goes on.
+    add("model.safetensors", SafetensorsFile(single), problems);
     return;
   }
   if (!std::filesystem::exists(index_path, ignored)) {
@@ -74,15 +75,18 @@ std::map<std::string, std::string> ShardSet::read_index(const std::filesystem::p
 void ShardSet::open(const std::filesystem::path& directory, const std::string& file,
                     std::vector<std::string>& problems) {
   try {
-    files_.push_back({file, SafetensorsFile(directory / file)});
+    add(file, SafetensorsFile(directory / file), problems);
   } catch (const DataError& error) {
     // The directory precedes the list of problems already.
     std::string problem = error.what();
     if (const std::string prefix = (directory / "").string(); problem.starts_with(prefix))
       problem.erase(0, prefix.size());
     problems.push_back(problem);
-    return;
   }
+}
+
+void ShardSet::add(const std::string& file, SafetensorsFile shard, std::vector<std::string>& problems) {
+  files_.push_back({file, std::move(shard)});
   for (const auto& [name, entry] : files_.back().file.entries()) {
     multimodal_ = multimodal_ || name.starts_with(kTextModelPrefix);
     const auto [place, fresh] = where_.try_emplace(plain_name(name), Place{files_.size() - 1, name});

@@ -15,7 +15,7 @@ namespace parlat {
 // exist twice. Names lose the prefix "language_model." that multimodal models put before the text model's.
 class ShardSet {
  public:
-  // Throws DataError where there is neither model.safetensors nor a readable index.
+  // Throws DataError where there is neither a sound model.safetensors nor a readable index.
   ShardSet(const std::filesystem::path& directory, std::vector<std::string>& problems);
 
   bool contains(const std::string& name) const { return where_.contains(name); }
@@ -38,6 +38,8 @@ class ShardSet {
   };
   std::map<std::string, std::string> read_index(const std::filesystem::path& path, std::vector<std::string>& problems);
   void open(const std::filesystem::path& directory, const std::string& file, std::vector<std::string>& problems);
+
+  void add(const std::string& file, SafetensorsFile shard, std::vector<std::string>& problems);
 
   std::vector<Shard> files_;
   std::map<std::string, Place> where_;

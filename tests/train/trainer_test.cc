@@ -205,6 +205,13 @@ TEST_F(TrainerTest, ResumingAFinishedRunTakesNoStep) {
   EXPECT_EQ(lines(s).size(), 6u);
 }
 
+TEST_F(TrainerTest, DoesNotStartAgainOverDamagedCheckpoints) {
+  TrainSettings s = settings("run", 2);
+  std::filesystem::remove(run(s).checkpoint / Checkpoints::kOptimizerFile);
+  s.resume = true;
+  EXPECT_THAT(error_of(s, 3), HasSubstr("none of the checkpoints can be read"));
+}
+
 TEST_F(TrainerTest, RefusesAFolderInUse) {
   const TrainSettings s = settings("run");
   run(s);

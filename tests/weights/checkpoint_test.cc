@@ -235,6 +235,16 @@ TEST(Checkpoint, NoWeightsAtAll) {
               HasSubstr("expected model.safetensors or model.safetensors.index.json, got neither"));
 }
 
+TEST(Checkpoint, ATruncatedFileIsNamedAndNothingElse) {
+  const TemporaryFolder folder;
+  const auto saved = filled_model(small_model());
+  save_weights(folder.path(), saved->config, saved->table);
+  const std::string bytes = read_file(folder / "model.safetensors");
+  folder.write("model.safetensors", bytes.substr(0, bytes.size() - 1024));
+  EXPECT_THAT(load_error(folder.path(), saved->config),
+              AllOf(HasSubstr("model.safetensors: expected "), HasSubstr("cut short"), Not(HasSubstr("missing"))));
+}
+
 class Shards : public ::testing::Test {
  protected:
   Shards() : saved_(filled_model(small_model())) {
