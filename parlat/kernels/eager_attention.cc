@@ -37,6 +37,10 @@ Tensor one_head(const Tensor& x_BSHd, int64_t b, int64_t h) { return x_BSHd.sele
 
 Tensor rows(const Tensor& x, Range range) { return x.narrow(0, range.begin, range.size()); }
 
+Tensor probabilities(const Tensor& p_BHST, int64_t b, int64_t h, Range queries, Range keys) {
+  return rows(p_BHST.select(0, b).select(0, h), queries).narrow(1, keys.begin, keys.size());
+}
+
 // A matrix of up to `size` elements that is filled anew again and again.
 class Scratch {
  public:
@@ -101,7 +105,7 @@ void for_each_key_head(const Operands& in, const Body& body) {
   });
 }
 
-// Writes only the probabilities of blocks' visible keys: the backward pass reads no others.
+// Writes only the probabilities of blocks' visible keys, the backward pass reads no others; none if p is undefined.
 template <typename T>
 void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Tensor& p_BHST, const Tensor& out_BSHv) {
   const int64_t block = std::min(kBlockRows, in.n_queries());
@@ -111,7 +115,7 @@ void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Ten
   const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
   const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
   for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
-    const Tensor q = one_head(in.q_BSHd, b, h), out = one_head(out_BSHv, b, h), p = p_BHST.select(0, b).select(0, h);
+    const Tensor q = one_head(in.q_BSHd, b, h), out = one_head(out_BSHv, b, h);
     for_each_block(in, b, [&](Range queries, Range keys) {
       const Tensor out_block = rows(out, queries);
       if (keys.size() == 0) {
@@ -121,7 +125,7 @@ void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Ten
       const Tensor scores = score_room.matrix(queries.size(), keys.size());
       multiply(q_room.widened(rows(q, queries)), rows(k, keys).t(), scores, in.scale);
       softmax_block<T>(scores, in.visible, b, queries, keys.begin);
-      rows(p, queries).narrow(1, keys.begin, keys.size()).copy_(scores);
+      if (p_BHST.defined()) probabilities(p_BHST, b, h, queries, keys).copy_(scores);
       const Tensor sum = out_room.matrix(queries.size(), in.d_v());
       multiply(scores, rows(v, keys), sum);
       out_block.copy_(sum);
@@ -146,7 +150,6 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
   const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
   const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
   for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
-    const Tensor saved_p = p_BHST.select(0, b).select(0, h);
     for_each_block(in, b, [&](Range queries, Range keys) {
       const Tensor grad_q_block = rows(one_head(grads.q_BSHd, b, h), queries);
       if (keys.size() == 0) {
@@ -155,7 +158,7 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
       }
       const Tensor q = q_room.widened(rows(one_head(in.q_BSHd, b, h), queries));
       const Tensor grad_out = grad_out_room.widened(rows(one_head(grad_out_BSHv, b, h), queries));
-      const Tensor p = p_room.widened(rows(saved_p, queries).narrow(1, keys.begin, keys.size()));
+      const Tensor p = p_room.widened(probabilities(p_BHST, b, h, queries, keys));
       accumulate(p.t(), grad_out, rows(grad_v, keys));
       const Tensor grad_scores = score_room.matrix(queries.size(), keys.size());
       multiply(grad_out, rows(v, keys).t(), grad_scores);
@@ -170,6 +173,16 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
   one_head(grads.v_BTKv, b, key_head).copy_(grad_v);
 }
 
+Tensor attend(const Operands& in, const Tensor& p_BHST) {
+  const Tensor& q = in.q_BSHd;
+  const Tensor out = at::empty({q.size(0), in.n_queries(), in.n_heads(), in.d_v()}, q.options());
+  for_each_key_head(in, [&](int64_t b, int64_t key_head) {
+    AT_DISPATCH_FLOATING_TYPES(compute_dtype(q.scalar_type()), "eager_attention",
+                               [&] { forward_key_head<scalar_t>(in, b, key_head, p_BHST, out); });
+  });
+  return out;
+}
+
 struct SavedRanges final : torch::CustomClassHolder {
   explicit SavedRanges(const KeyRanges& ranges) : visible(ranges) {}
   KeyRanges visible;
@@ -181,11 +194,7 @@ class EagerAttention : public torch::autograd::Function<EagerAttention> {
                         const KeyRanges& visible, double scale) {
     const Operands in{q, k, v, visible, scale};
     const Tensor p = at::empty({q.size(0), in.n_heads(), in.n_queries(), in.n_keys()}, q.options());
-    const Tensor out = at::empty({q.size(0), in.n_queries(), in.n_heads(), in.d_v()}, q.options());
-    for_each_key_head(in, [&](int64_t b, int64_t key_head) {
-      AT_DISPATCH_FLOATING_TYPES(compute_dtype(q.scalar_type()), "eager_attention",
-                                 [&] { forward_key_head<scalar_t>(in, b, key_head, p, out); });
-    });
+    const Tensor out = attend(in, p);
     ctx->save_for_backward({q, k, v, p});
     ctx->saved_data["visible"] = c10::IValue::make_capsule(c10::make_intrusive<SavedRanges>(visible));
     ctx->saved_data["scale"] = scale;
@@ -217,6 +226,9 @@ Tensor eager_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor&
   check_shape(v_BTKv, {visible.batch(), visible.n_keys(), n_key_heads, kAny}, "v");
   PARLAT_ASSERT(k_BTKd.scalar_type() == q_BSHd.scalar_type() && v_BTKv.scalar_type() == q_BSHd.scalar_type(),
                 "q {}, k {}, v {}", name(q_BSHd.scalar_type()), name(k_BTKd.scalar_type()), name(v_BTKv.scalar_type()));
+  const bool differentiable =
+      at::GradMode::is_enabled() && (q_BSHd.requires_grad() || k_BTKd.requires_grad() || v_BTKv.requires_grad());
+  if (!differentiable) return attend({q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale}, Tensor());
   return EagerAttention::apply(q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale);
 }
 

@@ -11,7 +11,7 @@ namespace parlat {
 //   q [B, S, H, d], k [B, T, K, d], v [B, T, K, v]; K = H, or K = 1: one key and value for all heads (absorbed form).
 //   out [B, S, H, v] in q's dtype. Scores, softmax and all sums in fp32 (fp64 for fp64); the forward pass multiplies v
 //   with the fp32 probabilities, the backward pass works from the saved ones.
-//   saved  q, k, v and the probabilities [B, H, S, T] in q's dtype
+//   saved  q, k, v and the probabilities [B, H, S, T] in q's dtype; without autograd the probabilities never exist
 //   cost   B H S T (d + v) multiply-adds forward, twice that backward; blocks of queries skip keys that none sees
 //   scratch, a thread: fp32 copies of one head's k and v, their gradients, and two blocks of queries x keys
 // NaN in q or k reaches the queries that see it; in v also others of the same block, as 0 times NaN. The order of all

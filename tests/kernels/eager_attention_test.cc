@@ -196,6 +196,17 @@ TEST_P(Eager, KeepsTheProbabilitiesOnly) {
   EXPECT_LE(meter.peak_bytes() - before, gradients + scratch * wide + kAlignment);
 }
 
+TEST_P(Eager, WithoutAutogradNoProbabilitiesExist) {
+  MemoryMeter meter;
+  const MemoryMeter::Scope scope(meter);
+  const Case c = random_case(causal(1, 1000), 4, 4, GetParam());
+  const Tensor want = run(c).out;
+  meter.reset();
+  const at::NoGradGuard no_grad;
+  EXPECT_TRUE(eager_attention(c.q, c.k, c.v, c.visible, kScale).equal(want));
+  EXPECT_LE(meter.peak_bytes(), 4 * 1000 * 1000 * static_cast<int64_t>(c10::elementSize(GetParam())) / 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, Eager, ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
                          [](const auto& info) { return std::string(name(info.param)); });
 
