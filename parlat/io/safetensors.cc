@@ -98,7 +98,7 @@ Tensor SafetensorsFile::tensor(const std::string& name) const {
   // Headers of odd length are legal; tensors of misaligned memory are not.
   if (reinterpret_cast<uintptr_t>(begin) % c10::elementSize(entry.dtype) != 0) {
     Tensor copy = at::empty(entry.shape, entry.dtype);
-    std::memcpy(copy.data_ptr(), begin, static_cast<size_t>(entry.end - entry.begin));
+    if (copy.numel() > 0) std::memcpy(copy.data_ptr(), begin, copy.nbytes());
     return copy;
   }
   return at::from_blob(
