@@ -16,10 +16,7 @@ std::vector<int64_t> even_lengths(int64_t sequence, int64_t documents) {
 
 }  // namespace
 
-SequenceShards LayerCase::shards(int ranks) const {
-  return sharding == Sharding::kZigzag ? SequenceShards::zigzag(sequence(), ranks)
-                                       : SequenceShards::contiguous(sequence(), ranks);
-}
+SequenceShards LayerCase::shards(int ranks) const { return shard_sequence(sharding, sequence(), ranks); }
 
 LayerCase make_layer_case(MlaWeights weights, const LayerCaseShape& shape) {
   const std::vector<int64_t> size = {shape.batch, shape.sequence, weights.dims().d_model};

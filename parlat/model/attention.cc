@@ -4,6 +4,11 @@
 
 namespace parlat {
 
+SequenceShards shard_sequence(Sharding sharding, int64_t sequence, int ranks) {
+  return sharding == Sharding::kZigzag ? SequenceShards::zigzag(sequence, ranks)
+                                       : SequenceShards::contiguous(sequence, ranks);
+}
+
 TokenShard make_token_shard(const MlaSpec& spec, const Documents& documents, SequenceShards shards, int rank,
                             bool causal, at::ScalarType rope_dtype) {
   if (documents.sequence() != shards.sequence()) {

@@ -3,11 +3,15 @@
 #include <ATen/core/Tensor.h>
 
 #include "parlat/comm/shards.h"
+#include "parlat/config/parallel.h"
 #include "parlat/mla/documents.h"
 #include "parlat/mla/rope.h"
 #include "parlat/weights/model_weights.h"
 
 namespace parlat {
+
+// Which tokens each of `ranks` ranks holds.
+SequenceShards shard_sequence(Sharding sharding, int64_t sequence, int ranks);
 
 // What one rank knows of a batch whose sequence is split: who holds which tokens, the rotations of its own, and who may
 // see whom.

@@ -27,9 +27,7 @@ ShardedModel::ShardedModel(const ModelConfig& config, const Mesh& mesh, const st
 }
 
 SequenceShards ShardedModel::shards(int64_t sequence) const {
-  const int ranks = mesh_.sequence->size();
-  return mesh_.spec.sharding == Sharding::kZigzag ? SequenceShards::zigzag(sequence, ranks)
-                                                  : SequenceShards::contiguous(sequence, ranks);
+  return shard_sequence(mesh_.spec.sharding, sequence, mesh_.sequence->size());
 }
 
 Tensor ShardedModel::local(const Tensor& x_BS) const {

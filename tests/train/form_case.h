@@ -83,8 +83,7 @@ inline OracleResult run_form(TrainForm form, const FormCase& c, int ranks, Shard
   std::vector<std::map<std::string, Tensor>> by_rank(ranks);
   std::mutex mutex;
   run_ranks(ranks, [&](Communicator& comm) {
-    const auto make = sharding == Sharding::kZigzag ? SequenceShards::zigzag : SequenceShards::contiguous;
-    const SequenceShards shards = make(c.x_BSD.size(1), comm.size());
+    const SequenceShards shards = shard_sequence(sharding, c.x_BSD.size(1), comm.size());
     const TokenShard tokens = make_token_shard(c.spec, c.documents, shards, comm.rank(), c.causal);
     const MlaWeights w = trainable_copy(c.weights);
     const Tensor x = local_tokens(c.x_BSD, shards, comm.rank()).clone().requires_grad_();
