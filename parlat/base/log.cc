@@ -3,6 +3,8 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include "parlat/base/printable.h"
+
 namespace parlat {
 
 namespace {
@@ -18,8 +20,8 @@ spdlog::logger& logger() {
 
 }  // namespace
 
-void log_info(const std::string& line) { logger().info(line); }
-void log_warning(const std::string& line) { logger().warn("warning: {}", line); }
+void log_info(const std::string& line) { logger().info(printable(line)); }
+void log_warning(const std::string& line) { logger().warn("warning: {}", printable(line)); }
 void set_quiet(bool quiet) { logger().set_level(quiet ? spdlog::level::warn : spdlog::level::info); }
 
 }  // namespace parlat

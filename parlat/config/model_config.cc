@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "parlat/base/error.h"
+#include "parlat/base/json.h"
 #include "parlat/config/builtin_models.h"
 #include "parlat/config/json_fields.h"
 #include "parlat/config/known_keys.h"
@@ -248,11 +249,7 @@ json read_config_file(const std::filesystem::path& path) {
   std::string bytes(static_cast<size_t>(size), '\0');
   file.seekg(0);
   if (!file.read(bytes.data(), size)) throw DataError("{}: cannot be read", path.string());
-  try {
-    return json::parse(bytes);
-  } catch (const json::exception& error) {
-    throw DataError("{}: not JSON: {}", path.string(), error.what());
-  }
+  return parse_json(bytes, path.string());
 }
 
 }  // namespace

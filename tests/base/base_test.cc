@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "parlat/base/error.h"
+#include "parlat/base/json.h"
+#include "parlat/base/printable.h"
 #include "parlat/base/range.h"
 #include "parlat/base/units.h"
 
@@ -21,6 +23,27 @@ TEST(Units, AreReadable) {
   EXPECT_EQ(format_count(123), "123");
   EXPECT_EQ(format_count(1234567), "1,234,567");
   EXPECT_EQ(format_count(-123456), "-123,456");
+}
+
+TEST(Printable, ControlCharactersAreShownNotObeyed) {
+  EXPECT_EQ(printable("novel, caf\u00e9 \u4f60"), "novel, caf\u00e9 \u4f60");
+  EXPECT_EQ(printable("a\x1b[2J\n\tb\x7f"), "a\\x1b[2J\\x0a\\x09b\\x7f");
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "2J\xc2"),
+            "\\x9b2J\xc2");
+  EXPECT_EQ(printable(std::string_view("\0", 1)), "\\x00");
+}
+
+TEST(Json, ErrorsAreDataErrorsThatBeginWithTheName) {
+  EXPECT_EQ(parse_json(R"({"a": [1]})", "x").at("a"), nlohmann::json::array({1}));
+  for (const std::string& bad : {std::string("{"), std::string(100, '[') + std::string(100, ']')}) {
+    try {
+      parse_json(bad, "x.json");
+      FAIL() << "accepted";
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(), ::testing::StartsWith("x.json: "));
+    }
+  }
 }
 
 TEST(EvenShare, CoversEverythingOnce) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "parlat/base/error.h"
+#include "parlat/base/json.h"
 #include "parlat/config/model_config.h"
 
 using parlat::ModelConfig;
@@ -30,11 +31,10 @@ void use(const ModelConfig& config) {
 
 // NOLINTNEXTLINE(readability-identifier-naming): libFuzzer's name
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const auto json = nlohmann::json::parse(data, data + size, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) return 0;
   ModelConfig config;
   try {
-    config = parlat::parse_model_config(json, "input");
+    const std::string_view text(reinterpret_cast<const char*>(data), size);
+    config = parlat::parse_model_config(parlat::parse_json(text, "input"), "input");
   } catch (const parlat::Error& error) {
     require(std::string(error.what()).find('\n') == std::string::npos);
     require(error.exit_code() != 1);
