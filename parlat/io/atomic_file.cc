@@ -1,8 +1,10 @@
 #include "parlat/io/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -13,16 +15,26 @@ namespace parlat {
 
 namespace {
 
-// A rename is durable once its folder is synced. Folders that cannot be opened or synced (some network file systems)
-// leave the file complete all the same.
+bool is_same(const struct stat& file, int fd) {
+  struct stat open_file = {};
+  return ::fstat(fd, &open_file) == 0 && open_file.st_dev == file.st_dev && open_file.st_ino == file.st_ino;
+}
+
+// Not a file that another may take the place of.
+bool is_written_straight(const std::filesystem::path& path) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0) return false;
+  return !S_ISREG(status.st_mode) || is_same(status, STDOUT_FILENO) || is_same(status, STDERR_FILENO);
+}
+
+}  // namespace
+
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return;
   ::fsync(fd);
   ::close(fd);
 }
-
-}  // namespace
 
 bool write_fully(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -36,19 +48,37 @@ bool write_fully(int fd, std::string_view bytes) {
   return true;
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
-  temporary_ += ".tmp";
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), target_(path_) {
+  if (is_written_straight(path_)) {
+    fd_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (fd_ < 0) fail("cannot be opened");
+    return;
+  }
+  std::error_code missing;
+  if (std::filesystem::exists(path_, missing)) target_ = std::filesystem::canonical(path_, missing);
+  open_temporary();
+}
+
+void AtomicFile::open_temporary() {
+  static std::atomic<int> count = 0;
+  do {  // again if a process of this number was killed
+    temporary_ = target_;
+    temporary_ += fmt::format(".{}-{}.tmp", ::getpid(), count++);
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EEXIST);
   if (fd_ < 0) fail("cannot be created");
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : path_(std::move(other.path_)), temporary_(std::move(other.temporary_)), fd_(std::exchange(other.fd_, -1)) {}
+    : path_(std::move(other.path_)),
+      target_(std::move(other.target_)),
+      temporary_(std::move(other.temporary_)),
+      fd_(std::exchange(other.fd_, -1)) {}
 
 AtomicFile::~AtomicFile() {
   if (fd_ < 0) return;
   ::close(fd_);
-  ::unlink(temporary_.c_str());
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 void AtomicFile::fail(const char* doing) const {
@@ -67,9 +97,10 @@ void AtomicFile::sync() {
 
 void AtomicFile::commit() {
   sync();
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot be renamed into place");
+  const bool renames = !temporary_.empty();
+  if (renames && ::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot be renamed into place");
   ::close(std::exchange(fd_, -1));
-  sync_folder(path_.parent_path());
+  if (renames) sync_folder(target_.parent_path());
 }
 
 }  // namespace parlat

@@ -6,8 +6,10 @@
 
 namespace parlat {
 
-// A file that appears under its name complete or not at all: bytes go to NAME.tmp in the same folder, commit() syncs
-// and renames it. Without commit, the destructor removes it. Every method throws DataError with path and reason.
+// A file that appears under its name complete or not at all: bytes go to a temporary name in the same folder that ends
+// in .tmp and that nobody else uses, commit() syncs and renames it. Without commit, the destructor removes it. A link
+// is followed: what it names is replaced. Where there is a device or a pipe, or what stdout or stderr go to, the bytes
+// are written straight to it. Every method throws DataError with path and reason.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -19,12 +21,17 @@ class AtomicFile {
   void commit();  // sync, rename, sync the folder
 
  private:
+  void open_temporary();
   [[noreturn]] void fail(const char* doing) const;
-  std::filesystem::path path_, temporary_;
+  std::filesystem::path path_, target_, temporary_;  // no temporary: written straight
   int fd_ = -1;
 };
 
 // write(2) until all is written; false with errno set.
 bool write_fully(int fd, std::string_view bytes);
+
+// A rename is durable once its folder is synced. Folders that cannot be opened or synced (some network file systems)
+// are left: what is in them is complete all the same.
+void sync_folder(const std::filesystem::path& folder);
 
 }  // namespace parlat

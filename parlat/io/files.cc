@@ -1,6 +1,7 @@
 #include "parlat/io/files.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <cstring>
 
 #include "parlat/base/error.h"
+#include "parlat/base/json.h"
 #include "parlat/io/atomic_file.h"
 #include "parlat/io/utf8.h"
 
@@ -46,8 +48,9 @@ std::string kept_lines(const std::filesystem::path& path, const std::function<bo
     const std::string line = bytes.substr(begin, end - begin);
     begin = end + 1;
     if (line.empty()) continue;
-    const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_discarded()) throw DataError("{}: line {} is not JSON", path.string(), number);
+    const std::string name = fmt::format("{}: line {}", path.string(), number);
+    const nlohmann::json parsed = parse_json(line, name);
+    if (!parsed.is_object()) throw DataError("{}: expected a JSON object, got {}", name, parsed.type_name());
     if (keep(parsed)) kept += line + '\n';
   }
   return kept;
@@ -71,13 +74,23 @@ std::string read_file(const std::filesystem::path& path) {
   }
 }
 
-nlohmann::json read_json(const std::filesystem::path& path) {
-  try {
-    return nlohmann::json::parse(read_file(path));
-  } catch (const nlohmann::json::exception& error) {
-    throw DataError("{}: not JSON: {}", path.string(), error.what());
-  }
+nlohmann::json read_json(const std::filesystem::path& path) { return parse_json(read_file(path), path.string()); }
+
+void create_folders(const std::filesystem::path& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) throw DataError("{}: cannot be created: {}", path.string(), error.message());
 }
+
+FolderLock::FolderLock(const std::filesystem::path& folder)
+    : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0) fail(folder, "cannot be opened");
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return;
+  ::close(fd_);
+  throw ConfigError("{}: expected a folder that no other run writes to, got one in use", folder.string());
+}
+
+FolderLock::~FolderLock() { ::close(fd_); }
 
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes) {
   AtomicFile file(path);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -80,11 +81,82 @@ TEST(Files, NothingAppearsWithoutCommit) {
   EXPECT_EQ(entries(folder.path()), 0u);
 }
 
+TEST(Files, ALinkIsFollowedNotReplaced) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "far");
+  write_file_atomically(folder / "far" / "a", "old");
+  std::filesystem::create_symlink("far/a", folder / "link");
+  write_file_atomically(folder / "link", "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(read_file(folder / "far" / "a"), "new");
+}
+
+TEST(Files, DevicesAndPipesAreWrittenToNotReplaced) {
+  const TemporaryFolder folder;
+  write_file_atomically("/dev/null", "x");
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+  EXPECT_THAT(data_error([] { write_file_atomically("/dev/full", "x"); }), HasSubstr("/dev/full: cannot be written"));
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const int reader = ::open((folder / "pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  write_file_atomically(folder / "pipe", "x");
+  char byte = 0;
+  EXPECT_EQ(::read(reader, &byte, 1), 1);
+  EXPECT_EQ(byte, 'x');
+  ::close(reader);
+  EXPECT_EQ(entries(folder.path()), 1u);
+}
+
+// A file that stdout goes to keeps what was printed before.
+TEST(Files, WhatStdoutGoesToIsContinued) {
+  const TemporaryFolder folder;
+  EXPECT_EXIT(
+      {
+        const int file = ::open((folder / "out").c_str(), O_WRONLY | O_CREAT, 0600);
+        ::dup2(file, STDOUT_FILENO);
+        if (!write_fully(STDOUT_FILENO, "table\n")) ::_exit(1);
+        write_file_atomically("/dev/stdout", "record\n");
+        ::_exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+  EXPECT_EQ(read_file(folder / "out"), "table\nrecord\n");
+}
+
+TEST(Files, AnotherWritersTemporaryFileIsLeftAlone) {
+  const TemporaryFolder folder;
+  AtomicFile slow(folder / "a");
+  slow.write("slow");
+  write_file_atomically(folder / "a", "quick");
+  EXPECT_EQ(read_file(folder / "a"), "quick");
+  slow.commit();
+  EXPECT_EQ(read_file(folder / "a"), "slow");
+}
+
+TEST(Files, FoldersThatCannotBeAreNamed) {
+  const TemporaryFolder folder;
+  create_folders(folder / "a" / "b");
+  create_folders(folder / "a" / "b");
+  EXPECT_TRUE(std::filesystem::is_directory(folder / "a" / "b"));
+  folder.write("file", "");
+  EXPECT_THAT(data_error([&] { create_folders(folder / "file" / "b"); }), HasSubstr("/file/b: cannot be created"));
+  EXPECT_THAT(data_error([&] { create_folders(folder / "file"); }), HasSubstr("/file: cannot be created"));
+}
+
 TEST(Json, BrokenFilesAreNamedWithThePosition) {
   const TemporaryFolder folder;
   EXPECT_EQ(read_json(folder.write("a", R"({"x": 1})")).at("x"), 1);
   EXPECT_THAT(data_error([&] { read_json(folder.write("b", R"({"x": })")); }),
               AllOf(HasSubstr("/b: not JSON"), HasSubstr("column 7")));
+}
+
+// Copying or printing a value that is nested so deep would overflow the stack.
+TEST(Json, DeepNestingIsRefused) {
+  const TemporaryFolder folder;
+  const auto nested = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
+  read_json(folder.write("a", nested(64)));
+  for (const int depth : {66, 1'000'000}) {
+    EXPECT_THAT(data_error([&] { read_json(folder.write("b", nested(depth))); }),
+                HasSubstr("/b: expected JSON nested at most 64 deep"));
+  }
 }
 
 TEST(Utf8, AcceptsEveryLength) {
@@ -159,8 +231,15 @@ TEST(JsonLines, ALineCutShortByACrashIsDropped) {
   { const JsonLines lines(folder.write("m", "{\"step\":1}\n{\"ste"), all); }
   EXPECT_EQ(read_file(folder / "m"), "{\"step\":1}\n");
   EXPECT_THAT(data_error([&] { JsonLines(folder.write("m", "{\"step\":1}\nrubbish\n{}\n"), all); }),
-              HasSubstr("/m: line 2 is not JSON"));
+              HasSubstr("/m: line 2: not JSON"));
   EXPECT_EQ(read_file(folder / "m"), "{\"step\":1}\nrubbish\n{}\n");
+}
+
+TEST(JsonLines, LinesThatAreNoObjectsAreRefused) {
+  const TemporaryFolder folder;
+  const auto all = [](const nlohmann::json&) { return true; };
+  EXPECT_THAT(data_error([&] { JsonLines(folder.write("m", "{\"step\":1}\n[2]\n"), all); }),
+              HasSubstr("/m: line 2: expected a JSON object, got array"));
 }
 
 TEST(JsonLines, AFullDiskIsReported) {
