@@ -2,6 +2,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/io/atomic_file.h"
+#include "parlat/io/files.h"
 #include "parlat/io/safetensors.h"
 #include "parlat/weights/checkpoint_files.h"
 
@@ -61,8 +62,7 @@ const char* torch_name(at::ScalarType dtype) {
 void remove_stale(const std::filesystem::path& directory, const std::set<std::string>& current) {
   for (const auto& file : std::filesystem::directory_iterator(directory)) {
     const std::string name = file.path().filename();
-    const bool weights =
-        name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".safetensors.tmp"));
+    const bool weights = name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".tmp"));
     if ((weights || name == "model.safetensors.index.json") && !current.contains(name)) {
       std::error_code ignored;
       std::filesystem::remove(file.path(), ignored);
@@ -74,9 +74,7 @@ void remove_stale(const std::filesystem::path& directory, const std::set<std::st
 
 void save_weights(const std::filesystem::path& directory, const ModelConfig& config,
                   const std::vector<WeightRow>& table, int64_t max_shard_bytes) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) throw DataError("{}: cannot be created: {}", directory.string(), error.message());
+  create_folders(directory);
   const std::vector<NamedTensors> shards = split_in_shards(table, max_shard_bytes);
 
   // All are written and synced before the first gets its name; the index and the configuration come last.
@@ -94,6 +92,7 @@ void save_weights(const std::filesystem::path& directory, const ModelConfig& con
   hf.erase("dtype");
   hf["torch_dtype"] = torch_name(table.front().tensor->scalar_type());
   stage("config.json").write(hf.dump(2) + "\n");
+  for (AtomicFile& file : files) file.sync();
   for (AtomicFile& file : files) file.commit();
   remove_stale(directory, names);
 }
