@@ -68,19 +68,16 @@ void Handle::wait() {
   if (const auto finish = std::exchange(finish_, nullptr)) finish();
 }
 
-void Communicator::count(Collective kind, int64_t elements, int64_t element_bytes) {
+Handle Communicator::counted_exchange(Collective kind, std::vector<Tensor> send, std::vector<Tensor> receive,
+                                      const std::string& what, bool second_phase) {
   Traffic::Entry& entry = (*traffic_)[kind];
-  entry.calls += 1;
-  entry.elements += elements;
-  entry.bytes += elements * element_bytes;
-}
-
-int64_t Communicator::elements_to_others(const std::vector<Tensor>& send) const {
-  int64_t elements = 0;
+  entry.calls += !second_phase;
   for (int p = 0; p < size_; ++p) {
-    if (p != rank_) elements += send[p].numel();
+    if (p == rank_ || !send[p].defined()) continue;
+    entry.elements += send[p].numel();
+    entry.bytes += static_cast<int64_t>(send[p].nbytes());
   }
-  return elements;
+  return do_exchange(std::move(send), std::move(receive), what);
 }
 
 Handle Communicator::all_to_all(std::vector<Tensor> send, std::vector<Tensor> receive, std::string what) {
@@ -89,8 +86,7 @@ Handle Communicator::all_to_all(std::vector<Tensor> send, std::vector<Tensor> re
   check_tensors(receive, size_, send[0].scalar_type(), what);
   PARLAT_ASSERT(send[rank_].numel() == receive[rank_].numel(), "'{}': {} and {} elements", what, send[rank_].numel(),
                 receive[rank_].numel());
-  count(Collective::kAllToAll, elements_to_others(send), send[0].element_size());
-  return do_exchange(std::move(send), std::move(receive), what);
+  return counted_exchange(Collective::kAllToAll, std::move(send), std::move(receive), what);
 }
 
 Handle Communicator::all_gather(Tensor shard, std::vector<Tensor> receive, std::string what) {
@@ -98,9 +94,8 @@ Handle Communicator::all_gather(Tensor shard, std::vector<Tensor> receive, std::
   check_tensors(receive, size_, shard.scalar_type(), what);
   PARLAT_ASSERT(shard.numel() == receive[rank_].numel(), "'{}': {} and {} elements", what, shard.numel(),
                 receive[rank_].numel());
-  count(Collective::kAllGather, (size_ - 1) * shard.numel(), shard.element_size());
   if (size_ > 1) (*traffic_)[Collective::kAllGather].shard_elements += shard.numel();
-  return do_exchange(std::vector<Tensor>(size_, shard), std::move(receive), what);
+  return counted_exchange(Collective::kAllGather, std::vector<Tensor>(size_, shard), std::move(receive), what);
 }
 
 Handle Communicator::reduce_scatter(std::vector<Tensor> parts, Tensor sum, std::string what) {
@@ -109,12 +104,11 @@ Handle Communicator::reduce_scatter(std::vector<Tensor> parts, Tensor sum, std::
   PARLAT_ASSERT(parts[rank_].sizes() == sum.sizes(), "'{}': {} and {}", what, shape_text(parts[rank_].sizes()),
                 shape_text(sum.sizes()));
   const at::ScalarType accumulator = accumulator_of(sum.scalar_type(), what);
-  count(Collective::kReduceScatter, elements_to_others(parts), sum.element_size());
-
   const Tensor own = parts[rank_];
   std::vector<Tensor> receive = receive_like(sum, size_, rank_);
   parts[rank_] = receive[rank_];
-  auto arrival = std::make_shared<Handle>(do_exchange(std::move(parts), receive, what));
+  auto arrival =
+      std::make_shared<Handle>(counted_exchange(Collective::kReduceScatter, std::move(parts), receive, what));
   receive[rank_] = own;
   return Handle([arrival, receive = std::move(receive), sum, accumulator, rank = rank_] {
     arrival->wait();
@@ -133,15 +127,14 @@ Handle Communicator::all_reduce(Tensor tensor, std::string what) {
     shares.push_back(flat.narrow(0, share.begin, share.size()));
   }
   const Tensor own = shares[rank_];
-  count(Collective::kAllReduce, elements_to_others(shares) + (size_ - 1) * own.numel(), flat.element_size());
-
   std::vector<Tensor> receive = receive_like(own, size_, rank_);
   std::vector<Tensor> send = shares;
   send[rank_] = receive[rank_];
-  do_exchange(std::move(send), receive, what).wait();
+  counted_exchange(Collective::kAllReduce, std::move(send), receive, what).wait();
   receive[rank_] = own;
   sum_in_rank_order(receive, rank_, own, accumulator);
-  return do_exchange(std::vector<Tensor>(size_, own), std::move(shares), what);
+  return counted_exchange(Collective::kAllReduce, std::vector<Tensor>(size_, own), std::move(shares), what,
+                          /*second_phase=*/true);
 }
 
 Handle Communicator::send_recv(Tensor send, int to, Tensor receive, int from, std::string what) {
@@ -149,54 +142,54 @@ Handle Communicator::send_recv(Tensor send, int to, Tensor receive, int from, st
   check_tensors({receive}, 1, send.scalar_type(), what);
   PARLAT_ASSERT(0 <= to && to < size_ && 0 <= from && from < size_ && (to == rank_) == (from == rank_),
                 "'{}': rank {} sends to {} and receives from {}", what, rank_, to, from);
-  count(Collective::kSendRecv, to == rank_ ? 0 : send.numel(), send.element_size());
-  const Tensor nothing = at::empty({0}, send.options());
-  std::vector<Tensor> sends(size_, nothing), receives(size_, nothing);
+  PARLAT_ASSERT(to != rank_ || send.numel() == receive.numel(), "'{}': {} and {} elements", what, send.numel(),
+                receive.numel());
+  std::vector<Tensor> sends(size_), receives(size_);
   sends[to] = send;
   receives[from] = receive;
-  return do_exchange(std::move(sends), std::move(receives), what);
+  return counted_exchange(Collective::kSendRecv, std::move(sends), std::move(receives), what);
 }
 
 Handle Communicator::broadcast(Tensor tensor, int root, std::string what) {
   check_tensors({tensor}, 1, tensor.scalar_type(), what);
   PARLAT_ASSERT(0 <= root && root < size_, "'{}': root {} of {} ranks", what, root, size_);
-  count(Collective::kBroadcast, rank_ == root ? (size_ - 1) * tensor.numel() : 0, tensor.element_size());
-  const Tensor nothing = at::empty({0}, tensor.options());
-  std::vector<Tensor> send(size_, nothing), receive(size_, nothing);
+  std::vector<Tensor> send(size_), receive(size_);
   if (rank_ == root) {
     std::fill(send.begin(), send.end(), tensor);
-    send[root] = nothing;
+    send[root] = Tensor();
   } else {
     receive[root] = tensor;
   }
-  return do_exchange(std::move(send), std::move(receive), what);
+  return counted_exchange(Collective::kBroadcast, std::move(send), std::move(receive), what);
 }
 
 void Communicator::barrier(std::string what) {
-  count(Collective::kBarrier, 0, 0);
+  ++(*traffic_)[Collective::kBarrier].calls;
   gather_numbers(0, what);
 }
 
 double Communicator::max_over_ranks(double value, std::string what) {
-  count(Collective::kAllReduce, size_ - 1, sizeof(double));
-  const std::vector<double> values = gather_numbers(value, what);
+  const std::vector<double> values = gather_numbers(value, what, Collective::kAllReduce);
   return *std::max_element(values.begin(), values.end());
 }
 
 double Communicator::sum_over_ranks(double value, std::string what) {
-  count(Collective::kAllReduce, size_ - 1, sizeof(double));
   double sum = 0;
-  for (const double part : gather_numbers(value, what)) sum += part;
+  for (const double part : gather_numbers(value, what, Collective::kAllReduce)) sum += part;
   return sum;
 }
 
-std::vector<double> Communicator::gather_numbers(double value, const std::string& what) {
+std::vector<double> Communicator::gather_numbers(double value, const std::string& what,
+                                                 std::optional<Collective> kind) {
   const at::NoGradGuard no_grad;
   const Tensor own = at::full({1}, value, at::kDouble);
   const Tensor all = at::empty({size_}, at::kDouble);
   std::vector<Tensor> receive;
   for (int p = 0; p < size_; ++p) receive.push_back(all.narrow(0, p, 1));
-  do_exchange(std::vector<Tensor>(size_, own), std::move(receive), what).wait();
+  std::vector<Tensor> send(size_, own);
+  (kind ? counted_exchange(*kind, std::move(send), std::move(receive), what)
+        : do_exchange(std::move(send), std::move(receive), what))
+      .wait();
   return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + size_};
 }
 

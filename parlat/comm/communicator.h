@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,8 +76,9 @@ class Communicator {
  protected:
   Communicator(int rank, int size, std::shared_ptr<Traffic> traffic)
       : rank_(rank), size_(size), traffic_(std::move(traffic)) {}
-  // Starts moving the bytes of send[p] to every p and of receive[p] from every p at once (own ones: a copy). Empty
-  // tensors move nothing. wait() completes both directions; the backend keeps the tensors alive until then.
+  // Starts moving the bytes of send[p] to every p and of receive[p] from every p at once (own ones: a copy). Undefined
+  // tensors move nothing, and their peer has one too. wait() completes both directions; the backend keeps the tensors
+  // alive until then.
   virtual Handle do_exchange(std::vector<Tensor> send, std::vector<Tensor> receive, const std::string& what) = 0;
   // The ranks of this group that passed the same color, increasing. Collective.
   std::vector<int> ranks_of_color(int color);
@@ -86,9 +88,11 @@ class Communicator {
   const std::shared_ptr<Traffic> traffic_;
 
  private:
-  void count(Collective kind, int64_t elements, int64_t element_bytes);
-  int64_t elements_to_others(const std::vector<Tensor>& send) const;
-  std::vector<double> gather_numbers(double value, const std::string& what);
+  // do_exchange, after what leaves this rank has been counted.
+  Handle counted_exchange(Collective kind, std::vector<Tensor> send, std::vector<Tensor> receive,
+                          const std::string& what, bool second_phase = false);
+  // Of every rank. Without a kind it is not counted.
+  std::vector<double> gather_numbers(double value, const std::string& what, std::optional<Collective> kind = {});
 };
 
 struct CommOptions {
@@ -96,7 +100,8 @@ struct CommOptions {
 };
 
 // Runs body(comm) on `ranks` threads of this process, one intra-op thread each unless `threads` says otherwise. When a
-// rank throws, the others are failed; the first error (in time) that is not an echo of another rank's is rethrown.
+// rank throws, the others are failed; the first error (in time) that is not an echo of another rank's is rethrown. A
+// rank that has not returned a timeout after that is reported, and the process ends with exit code 4.
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body, int threads = 1,
                      CommOptions options = {});
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +16,7 @@
 #include <thread>
 
 #include "parlat/base/error.h"
+#include "parlat/base/printable.h"
 #include "parlat/comm/communicator.h"
 
 namespace parlat {
@@ -25,7 +27,7 @@ constexpr int kYields = 100;
 
 // What all groups of one run_local_ranks share. The mutex guards every group's queues and tickets; copies run outside.
 struct World {
-  World(int ranks, std::chrono::milliseconds timeout) : timeout(timeout), wake(ranks) {}
+  World(int ranks, std::chrono::milliseconds timeout) : timeout(timeout), wake(ranks), running(ranks, true) {}
 
   // The first failure counts; everybody waiting anywhere is woken. The mutex is held.
   void fail(int world_rank, const std::string& why) {
@@ -33,6 +35,7 @@ struct World {
     failed_rank = world_rank;
     reason = why.substr(0, why.find('\n'));
     for (std::condition_variable& waiting : wake) waiting.notify_all();
+    ended.notify_all();
   }
   void throw_if_failed(const std::string& what) const {
     if (failed_rank >= 0) throw CommError("{}: rank {} failed: {}", what, failed_rank, reason);
@@ -41,11 +44,15 @@ struct World {
   const std::chrono::milliseconds timeout;
   std::mutex mutex;
   std::vector<std::condition_variable> wake;  // one a rank
+  std::condition_variable ended;              // a rank has, or has failed
+  std::vector<bool> running;
   int failed_rank = -1;
   std::string reason;
 };
 
 struct Block {
+  explicit Block(const Tensor& tensor)
+      : data(tensor.defined() ? tensor.data_ptr() : nullptr), bytes(tensor.defined() ? tensor.nbytes() : 0) {}
   void* data;
   size_t bytes;
 };
@@ -55,9 +62,9 @@ struct Ticket {
   Ticket(int rank, const std::string& what, const std::vector<Tensor>& send, const std::vector<Tensor>& receive)
       : rank(rank), what(what), open(send.size()) {
     for (size_t p = 0; p < send.size(); ++p) {
-      this->send.push_back({send[p].data_ptr(), send[p].nbytes()});
-      this->receive.push_back({receive[p].data_ptr(), receive[p].nbytes()});
-      open[p] = static_cast<int>(p) != rank && send[p].nbytes() + receive[p].nbytes() > 0;
+      this->send.emplace_back(send[p]);
+      this->receive.emplace_back(receive[p]);
+      open[p] = static_cast<int>(p) != rank && this->send[p].bytes + this->receive[p].bytes > 0;
       open_count += open[p];
     }
   }
@@ -179,6 +186,7 @@ void Group::wait(const std::shared_ptr<Ticket>& mine) {
 
   withdraw(mine);
   wake.wait(lock, [&] { return mine->copying == 0; });
+  if (mine->open_count == 0) return;  // the last copy was under way when the time was over
   world_->throw_if_failed(mine->what);
   const std::string late = fmt::format("{}: no answer from {} within {} s", mine->what, late_ranks(*mine),
                                        std::chrono::duration<double>(world_->timeout).count());
@@ -245,6 +253,22 @@ class LocalCommunicator final : public Communicator {
   int64_t splits_ = 0;
 };
 
+// Returns when all ranks have. Once one has failed the others have the timeout to notice: a rank that waits for nobody
+// (a file that does not answer, an endless loop) can't be ended, so the process is.
+void await_ranks(World& world) {
+  std::unique_lock lock(world.mutex);
+  const auto all_ended = [&] { return std::count(world.running.begin(), world.running.end(), true) == 0; };
+  world.ended.wait(lock, [&] { return world.failed_rank >= 0 || all_ended(); });
+  if (world.ended.wait_for(lock, world.timeout, all_ended)) return;
+  std::string late;
+  for (size_t rank = 0; rank < world.running.size(); ++rank) {
+    if (world.running[rank]) late += fmt::format("{}rank {}", late.empty() ? "" : ", ", rank);
+  }
+  fmt::print(stderr, "parlat: error: rank {} failed: {}; {} did not end within {} s\n", world.failed_rank,
+             printable(world.reason), late, std::chrono::duration<double>(world.timeout).count());
+  _exit(CommError("").exit_code());
+}
+
 }  // namespace
 
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body, int threads, CommOptions options) {
@@ -264,9 +288,13 @@ void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body, 
       errors[rank] = std::current_exception();
       comm.fail(error.what());
     }
+    const std::lock_guard lock(world->mutex);
+    world->running[rank] = false;
+    world->ended.notify_all();
   };
   std::vector<std::thread> others;
   for (int rank = 0; rank < ranks; ++rank) others.emplace_back(run_rank, rank);
+  await_ranks(*world);
   for (std::thread& other : others) other.join();
 
   if (world->failed_rank >= 0 && errors[world->failed_rank]) std::rethrow_exception(errors[world->failed_rank]);

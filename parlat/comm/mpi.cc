@@ -234,9 +234,12 @@ void MpiCommunicator::start(Pending& pending) {
   // A rank that is in another exchange has another tag, so the two never take each other's bytes.
   const size_t key = exchanges_++ * 31 + std::hash<std::string>()(pending.what);
   const int tag = static_cast<int>(key % static_cast<size_t>(tag_bound_));
+  // An empty tensor is a message of no bytes, so that a peer which expects some notices.
   const auto add = [&](const Tensor& tensor, int peer, bool sends) {
+    if (!tensor.defined()) return;
     auto* data = static_cast<char*>(tensor.data_ptr());
-    for (int64_t left = tensor.nbytes(); left > 0; left -= kChunkBytes, data += kChunkBytes) {
+    auto left = static_cast<int64_t>(tensor.nbytes());
+    do {
       const int bytes = static_cast<int>(std::min(left, kChunkBytes));
       MPI_Request request;
       const int code = sends ? MPI_Isend(data, bytes, MPI_BYTE, peer, tag, comm_, &request)
@@ -244,13 +247,14 @@ void MpiCommunicator::start(Pending& pending) {
       if (code != MPI_SUCCESS) give_up(pending, fmt::format("{}: {}", pending.what, error_text(code)));
       pending.requests.push_back(request);
       pending.messages.push_back({peer, sends ? Pending::kSent : bytes});
-    }
+      left -= bytes, data += bytes;
+    } while (left > 0);
   };
   // Every rank begins with its right neighbour, so that no rank is everybody's first.
   for (int i = 1; i < size_; ++i) add(pending.receive[(rank_ + size_ - i) % size_], (rank_ + size_ - i) % size_, false);
   for (int i = 1; i < size_; ++i) add(pending.send[(rank_ + i) % size_], (rank_ + i) % size_, true);
   const Tensor& own = pending.receive[rank_];
-  if (own.nbytes() > 0 && own.data_ptr() != pending.send[rank_].data_ptr()) {
+  if (own.defined() && own.nbytes() > 0 && own.data_ptr() != pending.send[rank_].data_ptr()) {
     std::memcpy(own.data_ptr(), pending.send[rank_].data_ptr(), own.nbytes());
   }
 }

@@ -29,14 +29,4 @@ Traffic Traffic::operator-(const Traffic& earlier) const {
   return result;
 }
 
-Traffic& Traffic::operator+=(const Traffic& other) {
-  for (int i = 0; i < kCollectiveKinds; ++i) {
-    entries[i].calls += other.entries[i].calls;
-    entries[i].bytes += other.entries[i].bytes;
-    entries[i].elements += other.entries[i].elements;
-    entries[i].shard_elements += other.entries[i].shard_elements;
-  }
-  return *this;
-}
-
 }  // namespace parlat

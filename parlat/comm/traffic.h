@@ -26,7 +26,6 @@ struct Traffic {
   // Meaningful for a forward pass only.
   int64_t paper_bytes() const;
   Traffic operator-(const Traffic& earlier) const;
-  Traffic& operator+=(const Traffic& other);
 };
 
 }  // namespace parlat

@@ -262,12 +262,57 @@ inline std::vector<Tensor> rows_case(Communicator& comm) {
   return {y.detach(), leaf.grad()};
 }
 
+// The counters of every collective against its closed form.
+inline std::vector<Tensor> traffic_case(Communicator& comm) {
+  const int64_t others = comm.size() - 1;
+  const auto expect_sent = [&](Collective kind, int64_t bytes, const auto& call) {
+    const Traffic before = comm.traffic();
+    call();
+    const Traffic sent = comm.traffic() - before;
+    const Traffic::Entry& entry = sent[kind];
+    PARLAT_ASSERT(entry.bytes == bytes && sent.bytes() == bytes && entry.calls == 1,
+                  "{}: {} bytes, {} of them by others, in {} calls, want {}", name(kind), sent.bytes(),
+                  sent.bytes() - entry.bytes, entry.calls, bytes);
+    return entry;
+  };
+  const auto tensors = [&](int64_t count) {
+    std::vector<Tensor> result;
+    for (int p = 0; p < comm.size(); ++p) result.push_back(at::zeros({count}, at::kBFloat16));
+    return result;
+  };
+  const Tensor ten = at::zeros({10}, at::kBFloat16), hundred = at::zeros({100}, at::kBFloat16);
+  const int64_t share = even_share(100, comm.size(), comm.rank()).size();
+  const int next = (comm.rank() + 1) % comm.size(), last = (comm.rank() + comm.size() - 1) % comm.size();
+
+  auto entry = expect_sent(Collective::kAllToAll, 20 * others,
+                           [&] { comm.all_to_all(tensors(10), tensors(10), "case").wait(); });
+  PARLAT_ASSERT(entry.elements == 10 * others, "{} elements", entry.elements);
+  entry = expect_sent(Collective::kAllGather, 20 * others, [&] { comm.all_gather(ten, tensors(10), "case").wait(); });
+  PARLAT_ASSERT(entry.shard_elements == (others > 0 ? 10 : 0), "{} elements", entry.shard_elements);
+  expect_sent(Collective::kReduceScatter, 20 * others, [&] { comm.reduce_scatter(tensors(10), ten, "case").wait(); });
+  expect_sent(Collective::kAllReduce, 2 * (100 - share) + 2 * share * others,
+              [&] { comm.all_reduce(hundred, "case").wait(); });
+  expect_sent(Collective::kSendRecv, others > 0 ? 20 : 0,
+              [&] { comm.send_recv(ten, next, ten.clone(), last, "case").wait(); });
+  expect_sent(Collective::kBroadcast, comm.rank() == 0 ? 20 * others : 0,
+              [&] { comm.broadcast(ten, 0, "case").wait(); });
+  expect_sent(Collective::kBarrier, 0, [&] { comm.barrier("case"); });
+  expect_sent(Collective::kAllReduce, 8 * others, [&] { comm.max_over_ranks(1, "case"); });
+
+  const Traffic before = comm.traffic();
+  const auto group = comm.split(0);
+  PARLAT_ASSERT((comm.traffic() - before).bytes() == 0, "a split counts {} bytes", (comm.traffic() - before).bytes());
+  expect_sent(Collective::kAllGather, 20 * others, [&] { group->all_gather(ten, tensors(10), "case").wait(); });
+  return {};
+}
+
 inline const std::vector<CommCase>& all_comm_cases() {
   static const std::vector<CommCase> cases = {
       {"all_to_all", all_to_all_case},   {"all_gather", all_gather_case}, {"reduce_scatter", reduce_scatter_case},
       {"all_reduce", all_reduce_case},   {"send_recv", send_recv_case},   {"broadcast", broadcast_case},
       {"numbers", numbers_case},         {"split", split_case},           {"heads", heads_case},
       {"overlapping", overlapping_case}, {"gather", gather_case},         {"rows", rows_case},
+      {"traffic", traffic_case},
   };
   return cases;
 }

@@ -35,51 +35,6 @@ INSTANTIATE_TEST_SUITE_P(Comm, EveryCase, Combine(ValuesIn(all_comm_cases()), Va
 
 class Counted : public ::testing::TestWithParam<int> {};
 
-TEST_P(Counted, BytesAreTheClosedForms) {
-  run_ranks(GetParam(), [](Communicator& comm) {
-    const int64_t others = comm.size() - 1;
-    const auto sent = [&](Collective kind, const auto& call) {
-      const Traffic before = comm.traffic();
-      call();
-      const Traffic::Entry entry = (comm.traffic() - before)[kind];
-      EXPECT_EQ((comm.traffic() - before).bytes(), entry.bytes);
-      EXPECT_EQ(entry.calls, 1);
-      return entry;
-    };
-    const auto tensors = [&](int64_t count) {
-      std::vector<Tensor> result;
-      for (int p = 0; p < comm.size(); ++p) result.push_back(at::zeros({count}, at::kBFloat16));
-      return result;
-    };
-    const Tensor ten = at::zeros({10}, at::kBFloat16), hundred = at::zeros({100}, at::kBFloat16);
-
-    auto entry = sent(Collective::kAllToAll, [&] { comm.all_to_all(tensors(10), tensors(10), "x").wait(); });
-    EXPECT_EQ(entry.bytes, 20 * others);
-    EXPECT_EQ(entry.elements, 10 * others);
-    entry = sent(Collective::kAllGather, [&] { comm.all_gather(ten, tensors(10), "x").wait(); });
-    EXPECT_EQ(entry.bytes, 20 * others);
-    EXPECT_EQ(entry.shard_elements, others > 0 ? 10 : 0);
-    entry = sent(Collective::kReduceScatter, [&] { comm.reduce_scatter(tensors(10), ten, "x").wait(); });
-    EXPECT_EQ(entry.bytes, 20 * others);
-    const int64_t share = even_share(100, comm.size(), comm.rank()).size();
-    entry = sent(Collective::kAllReduce, [&] { comm.all_reduce(hundred, "x").wait(); });
-    EXPECT_EQ(entry.bytes, 2 * (100 - share) + 2 * share * others);
-    const int next = (comm.rank() + 1) % comm.size(), last = (comm.rank() + comm.size() - 1) % comm.size();
-    entry = sent(Collective::kSendRecv, [&] { comm.send_recv(ten, next, ten.clone(), last, "x").wait(); });
-    EXPECT_EQ(entry.bytes, others > 0 ? 20 : 0);
-    entry = sent(Collective::kBroadcast, [&] { comm.broadcast(ten, 0, "x").wait(); });
-    EXPECT_EQ(entry.bytes, comm.rank() == 0 ? 20 * others : 0);
-    EXPECT_EQ(sent(Collective::kBarrier, [&] { comm.barrier("x"); }).bytes, 0);
-    EXPECT_EQ(sent(Collective::kAllReduce, [&] { comm.max_over_ranks(1, "x"); }).bytes, 8 * others);
-
-    const Traffic before = comm.traffic();
-    const auto group = comm.split(0);
-    EXPECT_EQ((comm.traffic() - before).bytes(), 0);
-    group->all_gather(ten, tensors(10), "x").wait();
-    EXPECT_EQ((comm.traffic() - before).bytes(), 20 * others);
-  });
-}
-
 TEST_P(Counted, HeadExchangesSendWhatTheirHeadersSay) {
   run_ranks(GetParam(), [](Communicator& comm) {
     const SequenceShards shards = SequenceShards::zigzag(29, comm.size());

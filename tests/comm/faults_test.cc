@@ -77,6 +77,19 @@ TEST(Faults, DifferentSizesNameBoth) {
   EXPECT_THAT(outcome.error, HasSubstr("weights: rank 0 sends 16 bytes to rank 2, which expects 20"));
 }
 
+TEST(Faults, SizesThatDifferFromNothingNameBoth) {
+  for (const int64_t sent : {0, 4}) {
+    const Outcome outcome = run_and_catch(2, kLong, [sent](Communicator& comm) {
+      std::vector<Tensor> send(2, at::ones({0})), receive(2, at::ones({0}));
+      if (comm.rank() == 0) send[1] = at::ones({sent});
+      if (comm.rank() == 1) receive[0] = at::ones({4 - sent});
+      comm.all_to_all(send, receive, "rows").wait();
+    });
+    EXPECT_THAT(outcome.error,
+                HasSubstr(fmt::format("rank 0 sends {} bytes to rank 1, which expects {}", 4 * sent, 16 - 4 * sent)));
+  }
+}
+
 TEST(Faults, SwappedOrderOnOneRankEnds) {
   const Outcome outcome = run_and_catch(3, kLong, [](Communicator& comm) {
     const auto gather = [&](const char* what) {
@@ -174,6 +187,21 @@ TEST(Faults, BackwardFailsToo) {
   });
   EXPECT_EQ(outcome.error, "broken");
   EXPECT_EQ(outcome.ranks[0], "latent gradient: rank 1 failed: broken");
+}
+
+// A rank that waits for nobody never notices that the others are gone.
+TEST(FaultsDeathTest, ARankThatDoesNotReturnEndsTheProcess) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(run_local_ranks(
+                  3,
+                  [](Communicator& comm) {
+                    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::hours(1));
+                    if (comm.rank() == 2) throw DataError("novel.txt: broken");
+                    comm.barrier("start");
+                  },
+                  1, kShort),
+              ::testing::ExitedWithCode(4),
+              "^parlat: error: rank 2 failed: novel.txt: broken; rank 1 did not end within 0.3 s\n$");
 }
 
 TEST(Faults, NoRanksAreRefused) {

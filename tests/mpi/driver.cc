@@ -4,6 +4,7 @@
 //   kill            rank 1 dies of SIGKILL
 //   order           rank 1 issues another exchange than the others
 //   short | long    rank 0 sends less, or more, than rank 1 expects
+//   none | extra    rank 0 sends nothing that rank 1 expects, or something that it does not
 //   pace COUNT      milliseconds of one all_reduce of COUNT floats, for measurements by hand
 #include <signal.h>
 #include <unistd.h>
@@ -48,6 +49,13 @@ void fail_as(const std::string& mode, Communicator& comm) {
   if (mode == "short" || mode == "long") {
     const int64_t other = mode == "short" ? 5 : 3;
     return comm.broadcast(at::ones({comm.rank() == 1 ? other : 4}), 0, "weights").wait();
+  }
+  if (mode == "none" || mode == "extra") {
+    std::vector<Tensor> send(comm.size(), at::ones({0})), receive = send;
+    if (comm.rank() == 0) send[1] = at::ones({mode == "none" ? 0 : 4});
+    if (comm.rank() == 1) receive[0] = at::ones({mode == "none" ? 4 : 0});
+    comm.all_to_all(send, receive, "rows").wait();
+    return comm.barrier("end");
   }
   // Large enough that unfinished transfers are under way when the failure comes.
   const char* what = mode == "order" && comm.rank() == 1 ? "laga latent" : "laga query";
