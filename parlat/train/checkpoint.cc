@@ -1,21 +1,19 @@
 #include "parlat/train/checkpoint.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
+#include "parlat/io/atomic_file.h"
 #include "parlat/io/files.h"
 #include "parlat/io/safetensors.h"
+#include "parlat/weights/checkpoint_files.h"
 
 namespace parlat {
 
@@ -28,15 +26,7 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kUnfinished = ".unfinished-";
 constexpr const char* kStateFile = "state.json";
 
-void sync_folder(const fs::path& folder) {
-  const int fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const bool synced = fd >= 0 && fsync(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) close(fd);
-  if (!synced) throw DataError("{}: cannot be synced: {}", folder.string(), std::strerror(error));
-}
-
-// Opens every file: a file cut short, or a header that does not fit its size, shows.
+// Opens every file: one that is missing or cut short, or a header that does not fit its size or the model, shows.
 Checkpoint read_checkpoint(const fs::path& directory, int64_t step) {
   Checkpoint checkpoint{directory, step, read_json(directory / kStateFile)};
   const auto found = checkpoint.state.find("step");
@@ -44,10 +34,7 @@ Checkpoint read_checkpoint(const fs::path& directory, int64_t step) {
     throw DataError("{}: expected step {}, got {}", (directory / kStateFile).string(), step,
                     found == checkpoint.state.end() ? "none" : found->dump());
   }
-  read_json(directory / "config.json");
-  for (const fs::directory_entry& file : fs::directory_iterator(directory)) {
-    if (file.path().extension() == ".safetensors") SafetensorsFile check(file.path());
-  }
+  check_weights(directory, load_model_config(directory.string()));
   SafetensorsFile optimizer(directory / Checkpoints::kOptimizerFile);
   return checkpoint;
 }
@@ -58,14 +45,17 @@ fs::path Checkpoints::path_of(int64_t step) const { return directory_ / fmt::for
 
 std::vector<int64_t> Checkpoints::steps() const {
   std::vector<int64_t> steps;
-  if (!fs::is_directory(directory_)) return steps;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory_)) {
-    const std::string name = entry.path().filename().string();
-    if (!entry.is_directory() || !name.starts_with(kPrefix)) continue;
+  std::error_code error;
+  fs::directory_iterator entries(directory_, error);
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
     int64_t step = 0;
-    const char* const end = name.data() + name.size();
-    const auto [stop, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-    if (error == std::errc() && stop == end) steps.push_back(step);
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+    if (entries->path() == path_of(step)) steps.push_back(step);  // other names are not parlat's
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw DataError("{}: cannot be read: {}", directory_.string(), error.message());
   }
   std::sort(steps.rbegin(), steps.rend());
   return steps;
@@ -89,7 +79,7 @@ fs::path Checkpoints::save(int64_t step, const nlohmann::json& state,
   const fs::path place = path_of(step);
   const fs::path unfinished = directory_ / fmt::format("{}{}", kUnfinished, place.filename().string());
   try {
-    fs::create_directories(directory_);
+    create_folders(directory_);
     remove_leftovers();
     fs::create_directory(unfinished);
     write(unfinished);
@@ -98,8 +88,11 @@ fs::path Checkpoints::save(int64_t step, const nlohmann::json& state,
     if (fs::exists(place)) remove(place);  // a damaged one that was passed over
     fs::rename(unfinished, place);
     sync_folder(directory_);
-    const std::vector<int64_t> all = steps();
-    for (size_t i = keep_; i < all.size(); ++i) remove(path_of(all[i]));
+    // Later ones are damaged, since the run went on from an earlier one: they don't count.
+    int64_t kept = 0;
+    for (const int64_t other : steps()) {
+      if (other > step || ++kept > keep_) remove(path_of(other));
+    }
   } catch (const fs::filesystem_error& error) {
     throw DataError("checkpoint {}: {}", place.string(), error.code().message());
   }

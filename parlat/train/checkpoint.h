@@ -29,7 +29,8 @@ class Checkpoints {
   Checkpoint at(int64_t step) const;
 
   // Calls write(folder) for the files beside state.json, makes the folder a checkpoint, then removes all but the newest
-  // `keep`. Throws DataError where the disk is full or can't be written.
+  // `keep` up to this step, and what is left of later steps. Throws DataError where the disk is full or can't be
+  // written.
   std::filesystem::path save(int64_t step, const nlohmann::json& state,
                              const std::function<void(const std::filesystem::path&)>& write) const;
 

@@ -119,7 +119,7 @@ void require_sequences(const PackedText& text, int64_t sequences, const std::fil
 
 TrainingText load_training_text(const TextSpec& spec, const Tokenizer& tokenizer) {
   if (spec.files.empty()) throw ConfigError("data: expected at least one file, got none");
-  if (spec.evaluation_fraction < 0 || spec.evaluation_fraction >= 1) {
+  if (!(spec.evaluation_fraction >= 0 && spec.evaluation_fraction < 1)) {
     throw ConfigError("eval-fraction: expected at least 0 and less than 1, got {}", spec.evaluation_fraction);
   }
   const PackedText all = pack_files(spec.files, spec.sequence, tokenizer);

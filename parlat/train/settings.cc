@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <set>
 #include <string>
 
@@ -16,6 +17,15 @@ namespace {
 
 void require_at_least(const char* what, int64_t least, int64_t got) {
   if (got < least) throw ConfigError("{}: expected at least {}, got {}", what, least, got);
+}
+
+// Infinities and NaN are refused too.
+void require_from_zero(const char* what, double got) {
+  if (!(got >= 0 && std::isfinite(got))) throw ConfigError("{}: expected a number of at least 0, got {}", what, got);
+}
+
+void require_below_one(const char* what, double got) {
+  if (!(got >= 0 && got < 1)) throw ConfigError("{}: expected at least 0 and less than 1, got {}", what, got);
 }
 
 // "batch: checkpoint 4, now 8; ..." of the leaves that differ; empty if none do.
@@ -40,7 +50,14 @@ void validate(const TrainSettings& settings) {
   require_at_least("batch", 1, settings.batch);
   require_at_least("accumulate", 1, settings.accumulate);
   require_at_least("steps", 1, settings.steps);
+  require_at_least("data-parallel", 1, settings.parallel.data);
   require_at_least("warmup", 0, settings.learning_rate.warmup);
+  require_from_zero("lr", settings.learning_rate.peak);
+  require_from_zero("min-lr", settings.learning_rate.minimum);
+  require_from_zero("weight-decay", settings.adamw.weight_decay);
+  require_from_zero("clip", settings.adamw.clip);
+  require_below_one("beta1", settings.adamw.beta1);
+  require_below_one("beta2", settings.adamw.beta2);
   require_at_least("eval-every", 0, settings.evaluate_every);
   require_at_least("checkpoint-every", 0, settings.checkpoint_every);
   require_at_least("keep", 1, settings.keep);
@@ -59,6 +76,7 @@ json describe(const TrainSettings& settings, const ModelConfig& config, const Pa
   const LearningRate& rate = settings.learning_rate;
   return {{"fixed",
            {{"model", to_hf_json(config)},
+            {"inner_norm_eps", config.mla.inner_norm_eps},
             {"dtype", name(settings.dtype)},
             {"seed", settings.seed},
             {"batch", settings.batch},
@@ -82,10 +100,16 @@ json describe(const TrainSettings& settings, const ModelConfig& config, const Pa
             {"clip", adamw.clip}}}};
 }
 
-void require_same_run(const json& checkpoint, const json& now) {
-  const std::string fixed = differences(checkpoint.value("fixed", json::object()), now.at("fixed"));
+void require_same_run(const json& checkpoint, const json& now, const std::string& name) {
+  for (const char* part : {"fixed", "changeable"}) {
+    const json* const settings = checkpoint.is_object() && checkpoint.contains(part) ? &checkpoint[part] : nullptr;
+    if (settings == nullptr || !settings->is_object() || settings->empty()) {
+      throw DataError("{}: expected the settings of a run, got no object '{}'", name, part);
+    }
+  }
+  const std::string fixed = differences(checkpoint.at("fixed"), now.at("fixed"));
   if (!fixed.empty()) throw ConfigError("resume: the run differs from the checkpoint's: {}", fixed);
-  const std::string changed = differences(checkpoint.value("changeable", json::object()), now.at("changeable"));
+  const std::string changed = differences(checkpoint.at("changeable"), now.at("changeable"));
   if (!changed.empty()) log_warning(fmt::format("resumed with other settings: {}", changed));
 }
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include <string>
 #include "parlat/config/model_config.h"
 #include "parlat/config/parallel.h"
 #include "parlat/train/data.h"
@@ -33,15 +34,16 @@ struct TrainSettings {
   bool quiet = false;
 };
 
-// Throws ConfigError, before anything is allocated, for counts that can't be and batches that the data ranks don't
-// divide.
+// Throws ConfigError, before anything is allocated, for counts and rates that can't be and batches that the data ranks
+// don't divide.
 void validate(const TrainSettings& settings);
 
 // What a checkpoint remembers: under "fixed" what every step's mathematics rests on (model, text, batch, seed, dtype),
 // under "changeable" what a run may be resumed with at will (learning rate, form, ranks).
 nlohmann::json describe(const TrainSettings& settings, const ModelConfig& config, const PackedText& training);
 
-// Throws ConfigError listing each fixed setting that differs with both values; warns of the changeable ones.
-void require_same_run(const nlohmann::json& checkpoint, const nlohmann::json& now);
+// Throws ConfigError listing each fixed setting that differs with both values; warns of the changeable ones. DataError,
+// which begins with `name`, where the checkpoint's are no settings.
+void require_same_run(const nlohmann::json& checkpoint, const nlohmann::json& now, const std::string& name);
 
 }  // namespace parlat

@@ -49,10 +49,12 @@ std::string ShardedModel::first_non_finite(const Batch& batch) const {
   constexpr double kNone = std::numeric_limits<double>::max();
   double first = kNone;
   std::vector<std::string> stages;
-  hidden(batch, [&](const std::string& stage, const Tensor& activation) {
+  const auto look = [&](const std::string& stage, const Tensor& activation) {
     if (first == kNone && !activation.isfinite().all().item<bool>()) first = static_cast<double>(stages.size());
     stages.push_back(stage);
-  });
+  };
+  const Tensor last = hidden(batch, look);
+  look("head", token_loss_sum(transformer_, last.flatten(0, 1), local(batch.targets_BS).flatten()));
   first = -mesh_.world.max_over_ranks(-first, "first non-finite activation");
   return first == kNone ? "" : stages[static_cast<size_t>(first)];
 }

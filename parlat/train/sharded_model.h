@@ -26,8 +26,8 @@ class ShardedModel {
   // Collective over the sequence and expert ranks. The sum of the losses of this rank's tokens; `batch` holds the
   // sequences of its data index.
   Tensor loss_sum(const Batch& batch) const;
-  // Collective over the world: the first stage of the forward pass, on whichever rank, whose activation is not finite;
-  // empty if all are.
+  // Collective over the world: the first stage of the forward pass, on whichever rank, whose activation is not finite
+  // ("head" where only the loss is not); empty if all are.
   std::string first_non_finite(const Batch& batch) const;
 
   std::vector<FlatGroup>& groups() { return groups_; }

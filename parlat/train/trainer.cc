@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
 
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
@@ -39,8 +40,15 @@ double median(std::vector<double> values) {
 
 std::filesystem::path checkpoints_of(const TrainSettings& settings) { return settings.out / "checkpoints"; }
 
-// Rank 0 looks, all agree. Nothing for a new run.
-std::optional<Checkpoint> find_checkpoint(const TrainSettings& settings, Communicator& world) {
+// Rank 0 creates OUT and holds it.
+std::unique_ptr<FolderLock> lock_out(const TrainSettings& settings, const Communicator& world) {
+  if (world.rank() != 0) return nullptr;
+  create_folders(settings.out);
+  return std::make_unique<FolderLock>(settings.out);
+}
+
+// Rank 0 looks, all agree. Nothing for a new run. `description` is this run's.
+std::optional<Checkpoint> find_checkpoint(const TrainSettings& settings, const json& description, Communicator& world) {
   const Checkpoints checkpoints(checkpoints_of(settings));
   std::optional<Checkpoint> newest;
   if (world.rank() == 0 && checkpoints.any()) {
@@ -50,6 +58,7 @@ std::optional<Checkpoint> find_checkpoint(const TrainSettings& settings, Communi
     }
     newest = checkpoints.newest();
     if (!newest) throw DataError("{}: none of the checkpoints can be read", checkpoints_of(settings).string());
+    require_same_run(newest->state.value("settings", json()), description, newest->directory.string());
   } else if (world.rank() == 0 && settings.resume) {
     log_info("no checkpoint to resume from: starts at step 0");
   }
@@ -59,6 +68,20 @@ std::optional<Checkpoint> find_checkpoint(const TrainSettings& settings, Communi
   return newest ? newest : checkpoints.at(step);
 }
 
+// Of a line of metrics.jsonl.
+int64_t step_of(const json& line) {
+  const auto found = line.find("step");
+  return found != line.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+// What a progress bar tells of a step; bytes by rank 0's measure.
+std::string note(const StepRecord& record, int ranks) {
+  const auto tokens = static_cast<double>(record.tokens);
+  return fmt::format("loss {:.4f}, {:.0f} tokens/s, {} sent a token, {} of memory a rank", record.loss,
+                     tokens / record.seconds, format_bytes(static_cast<double>(record.sent.bytes()) * ranks / tokens),
+                     format_bytes(static_cast<double>(record.peak_bytes)));
+}
+
 class Trainer {
  public:
   Trainer(const TrainSettings& settings, const ModelConfig& config, const TrainingText& text, Communicator& world)
@@ -66,17 +89,17 @@ class Trainer {
         config_(config),
         text_(text),
         world_(world),
+        description_(describe(settings, config, text.training)),
+        out_lock_(lock_out(settings, world)),
         metered_(meter_),
-        checkpoint_(find_checkpoint(settings, world)),
+        checkpoint_(find_checkpoint(settings, description_, world)),
         mesh_(make_mesh(settings.parallel, config, world)),
         model_(config, mesh_, checkpoint_ ? checkpoint_->directory : settings.init, settings.seed, settings.dtype),
         optimizer_(settings.adamw, model_.groups(), world),
-        order_(text.training.count(), settings.seed),
-        description_(describe(settings, config, text.training)) {
+        order_(text.training.count(), settings.seed) {
     if (checkpoint_) resume();
     if (leads()) {
-      std::filesystem::create_directories(settings.out);
-      metrics_.emplace(metrics_path(), [&](const json& line) { return line.value("step", int64_t{0}) <= first_step_; });
+      metrics_.emplace(metrics_path(), [&](const json& line) { return step_of(line) <= first_step_; });
     }
     world.barrier("start");
     gemm_rate_ = world.sum_over_ranks(measure_gemm_rate(settings.dtype), "matrix product rate");
@@ -110,6 +133,8 @@ class Trainer {
   const ModelConfig& config_;
   const TrainingText& text_;
   Communicator& world_;
+  const json description_;
+  const std::unique_ptr<FolderLock> out_lock_;  // rank 0
   MemoryMeter meter_;
   MemoryMeter::Scope metered_;
   std::optional<Checkpoint> checkpoint_;
@@ -117,7 +142,6 @@ class Trainer {
   ShardedModel model_;
   ShardedAdamW optimizer_;
   SequenceOrder order_;
-  json description_;
   std::optional<JsonLines> metrics_;  // rank 0
   int64_t first_step_ = 0;
   double gemm_rate_ = 0;  // FLOP/s of all ranks
@@ -126,7 +150,6 @@ class Trainer {
 };
 
 void Trainer::resume() {
-  if (leads()) require_same_run(checkpoint_->state.at("settings"), description_);
   first_step_ = checkpoint_->step;
   optimizer_.load_state(SafetensorsFile(checkpoint_->directory / Checkpoints::kOptimizerFile), first_step_);
   if (leads()) log_info(fmt::format("resumes after step {} from {}", first_step_, checkpoint_->directory.string()));
@@ -258,7 +281,7 @@ TrainResult Trainer::run(const std::function<bool()>& stop_requested) {
     const bool last = done == settings_.steps;
     const auto due = [&](int64_t every) { return last || (every > 0 && done % every == 0); };
     write(to_json(record));
-    progress.update(done, fmt::format("loss {:.4f}, {:.0f} tokens/s", record.loss, record.tokens / record.seconds));
+    progress.update(done, note(record, world_.size()));
     if (text_.evaluation && due(settings_.evaluate_every)) {
       result.evaluation_loss = evaluate();
       write({{"step", done}, {"eval_loss", *result.evaluation_loss}});

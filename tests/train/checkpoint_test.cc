@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 
 #include "parlat/base/error.h"
+#include "parlat/io/files.h"
 #include "parlat/io/safetensors.h"
+#include "parlat/weights/checkpoint_files.h"
 #include "tests/temporary_folder.h"
+#include "tests/train/small_model.h"
 
 namespace parlat {
 namespace {
@@ -14,8 +17,11 @@ namespace {
 namespace fs = std::filesystem;
 
 void write_files(const fs::path& folder) {
-  std::ofstream(folder / "config.json") << "{}";
-  write_safetensors(folder / "model.safetensors", {{"weight", at::ones({8})}});
+  const ModelConfig config = small_model(/*experts=*/true);
+  ModelWeights weights;
+  const std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
+  initialize(table, config, /*seed=*/1, at::kFloat);
+  save_weights(folder, config, table);
   write_safetensors(folder / Checkpoints::kOptimizerFile, {{"weight.master", at::ones({8})}});
 }
 
@@ -57,6 +63,33 @@ TEST_F(CheckpointsTest, PassesOverDamagedOnes) {
   EXPECT_EQ(newest_step(), -1);
 }
 
+TEST_F(CheckpointsTest, PassesOverThoseWithoutAllWeights) {
+  for (const int64_t step : {5, 6, 7, 8}) save(step, 4);
+  fs::remove(folder_.path() / "step-000008" / "model.safetensors");
+  write_safetensors(folder_.path() / "step-000007" / "model.safetensors", {{"model.norm.weight", at::ones({32})}});
+  write_file_atomically(folder_.path() / "step-000006" / "config.json", "{}");
+  EXPECT_EQ(newest_step(), 5);
+}
+
+// Else the checkpoint just written could be the one that is one too many.
+TEST_F(CheckpointsTest, DamagedOnesOfLaterStepsDoNotCount) {
+  save(5, 3);
+  for (const int64_t step : {10, 11}) fs::remove(save(step, 3) / "state.json");
+  save(6, 1);
+  EXPECT_THAT(names(), ::testing::ElementsAre("step-000006"));
+  EXPECT_EQ(newest_step(), 6);
+}
+
+TEST_F(CheckpointsTest, LeavesFoldersOfOtherNamesAlone) {
+  for (const char* name : {"step-200", "step-", "step-7x", "step-99999999999999999999"}) {
+    fs::create_directory(folder_.path() / name);
+  }
+  save(5, 1);
+  save(6, 1);
+  EXPECT_EQ(newest_step(), 6);
+  EXPECT_EQ(names().size(), 5u);
+}
+
 TEST_F(CheckpointsTest, ReplacesADamagedOneOfTheSameStep) {
   save(5);
   fs::remove(save(6) / "state.json");
@@ -83,7 +116,7 @@ TEST_F(CheckpointsTest, SaysWhyAFolderCannotBeWritten) {
     Checkpoints(folder_.path() / "file").save(1, {{"step", 1}}, write_files);
     FAIL() << "expected DataError";
   } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("step-000001"), ::testing::HasSubstr("irectory")));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("/file: cannot be created: Not a directory"));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "parlat/io/files.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/train/checkpoint.h"
+#include "parlat/weights/checkpoint_files.h"
 #include "tests/full_disk.h"
 #include "tests/run_ranks.h"
 #include "tests/temporary_folder.h"
@@ -108,6 +109,19 @@ class TrainerTest : public ::testing::Test {
   static void expect_near(const std::vector<Line>& got, const std::vector<Line>& want) {
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i].loss, want[i].loss, 1e-6 * want[i].loss) << i;
+  }
+
+  // A model's folder with a NaN in one matrix.
+  std::filesystem::path with_a_nan(const std::string& weight) const {
+    std::filesystem::path folder = folder_ / ("nan in " + weight);
+    ModelWeights weights;
+    const std::vector<WeightRow> table = weight_table(config_, all_experts(config_), weights);
+    initialize(table, config_, /*seed=*/1, at::kFloat);
+    for (const WeightRow& row : table) {
+      if (row.name == weight) (*row.tensor)[3][2] = NAN;
+    }
+    save_weights(folder, config_, table);
+    return folder;
   }
 
   const TemporaryFolder folder_;
@@ -229,6 +243,65 @@ TEST_F(TrainerTest, RefusesToResumeAnotherRun) {
   EXPECT_THAT(message, HasSubstr("seed: checkpoint 1, now 2"));
 }
 
+// Before its weights are found not to fit.
+TEST_F(TrainerTest, RefusesToResumeAnotherModel) {
+  TrainSettings s = settings("run");
+  run(s, 2);
+  s.resume = true;
+  config_.hf["intermediate_size"] = config_.d_mlp = 40;
+  EXPECT_THAT(error_of(s, 2), HasSubstr("resume: the run differs from the checkpoint's: model/intermediate_size: "
+                                        "checkpoint 48, now 40"));
+}
+
+TEST_F(TrainerTest, BrokenRecordsOfARunAreNamed) {
+  TrainSettings s = settings("run", 2);
+  const std::filesystem::path state = run(s).checkpoint / "state.json";
+  s.resume = true;
+  for (const char* broken : {R"({"step": 2})", R"({"step": 2, "settings": 7})", R"({"step": 2, "settings": {}})",
+                             R"({"step": 2, "settings": {"fixed": 7, "changeable": {"lr": 1}}})"}) {
+    write_file_atomically(state, broken);
+    EXPECT_THAT(error_of(s, 3), HasSubstr("step-000002: expected the settings of a run")) << broken;
+  }
+}
+
+TEST_F(TrainerTest, LinesOfMetricsThatAreNoRecordsAreNamed) {
+  TrainSettings s = settings("run", 2);
+  run(s);
+  s.resume = true;
+  write_file_atomically(s.out / "metrics.jsonl", "{\"step\": \"one\"}\n7\n");
+  EXPECT_THAT(error_of(s, 3), HasSubstr("metrics.jsonl: line 2: expected a JSON object, got number"));
+}
+
+TEST_F(TrainerTest, AFileIsNoFolder) {
+  TrainSettings s = settings("run");
+  s.out = folder_.write("file", "");
+  EXPECT_THAT(error_of(s, 3), HasSubstr("/file: cannot be created: Not a directory"));
+}
+
+TEST_F(TrainerTest, TwoWritersOfOneFolderAreRefused) {
+  const TrainSettings s = settings("run");
+  create_folders(s.out);
+  std::optional<FolderLock> other(s.out);
+  EXPECT_THAT(error_of(s, 2), HasSubstr("run: expected a folder that no other run writes to"));
+  other.reset();
+  EXPECT_EQ(run(s).steps, 6);
+}
+
+TEST_F(TrainerTest, RefusesNumbersThatCannotBe) {
+  const auto refused = [&](const auto& change) {
+    TrainSettings s = settings("run");
+    change(s);
+    return error_of(s, 2);
+  };
+  EXPECT_THAT(refused([](auto& s) { s.learning_rate.peak = NAN; }), HasSubstr("lr: "));
+  EXPECT_THAT(refused([](auto& s) { s.learning_rate.peak = INFINITY; }), HasSubstr("lr: "));
+  EXPECT_THAT(refused([](auto& s) { s.learning_rate.minimum = -1; }), HasSubstr("min-lr: "));
+  EXPECT_THAT(refused([](auto& s) { s.adamw.beta1 = 1; }), HasSubstr("beta1: "));
+  EXPECT_THAT(refused([](auto& s) { s.adamw.beta2 = -0.1; }), HasSubstr("beta2: "));
+  EXPECT_THAT(refused([](auto& s) { s.adamw.weight_decay = NAN; }), HasSubstr("weight-decay: "));
+  EXPECT_THAT(refused([](auto& s) { s.adamw.clip = -1; }), HasSubstr("clip: "));
+}
+
 TEST_F(TrainerTest, RefusesBatchesThatDataRanksDoNotDivide) {
   EXPECT_THAT(error_of(on(settings("run"), {.data = 3}), 2), HasSubstr("multiple of the 3 data-parallel ranks, got 4"));
 }
@@ -249,23 +322,12 @@ TEST_F(TrainerTest, AFullDiskLeavesThePreviousCheckpointGood) {
 }
 
 TEST_F(TrainerTest, NamesStepAndStageOfANaN) {
-  config_ = small_model(/*experts=*/false);
-  TrainSettings s = settings("seed", 1);
-  const std::filesystem::path saved = run(s).checkpoint;
-  std::vector<std::pair<std::string, Tensor>> weights;
-  const SafetensorsFile file(saved / "model.safetensors");
-  for (const auto& [name, entry] : file.entries()) weights.emplace_back(name, file.tensor(name).clone());
-  for (auto& [name, tensor] : weights) {
-    if (name == "model.layers.1.self_attn.o_proj.weight") tensor[3][2] = NAN;
+  for (const auto& [weight, stage] : {std::pair("model.layers.1.self_attn.o_proj.weight", "layer 1 attention"),
+                                      std::pair("lm_head.weight", "head")}) {
+    TrainSettings s = on(settings(stage), {.data = 2, .sequence = 2});
+    s.init = with_a_nan(weight);
+    EXPECT_EQ(error_of(s, 1), fmt::format("loss is nan at step 1; first non-finite activation: {}", stage));
   }
-  const std::filesystem::path broken = folder_ / "broken";
-  std::filesystem::create_directory(broken);
-  write_safetensors(broken / "model.safetensors", weights);
-  write_file_atomically(broken / "config.json", to_hf_json(config_).dump());
-
-  s = on(settings("run"), {.data = 2, .sequence = 2});
-  s.init = broken;
-  EXPECT_EQ(error_of(s, 1), "loss is nan at step 1; first non-finite activation: layer 1 attention");
 }
 
 }  // namespace
