@@ -11,6 +11,18 @@ find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(GTest REQUIRED)
 find_package(Threads REQUIRED)
+find_package(hwy REQUIRED)
 find_package(MPI COMPONENTS CXX)
 # OpenMPI's deprecated C++ bindings are never used.
 add_compile_definitions(OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+
+# Neither has a CMake package in Debian 12.
+function(find_plain_library target header library)
+  find_path(${target}_INCLUDE_DIR ${header} REQUIRED)
+  find_library(${target}_LIBRARY ${library} REQUIRED)
+  add_library(${target} UNKNOWN IMPORTED)
+  set_target_properties(${target} PROPERTIES IMPORTED_LOCATION ${${target}_LIBRARY}
+                                             INTERFACE_INCLUDE_DIRECTORIES ${${target}_INCLUDE_DIR})
+endfunction()
+find_plain_library(pcre2 pcre2.h pcre2-8)
+find_plain_library(utf8proc utf8proc.h utf8proc)

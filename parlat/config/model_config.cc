@@ -226,9 +226,26 @@ void parse_rest(JsonFields& fields, ModelConfig& c) {
   }
 }
 
+// Block-scaled fp8 weights; other quantisations are refused. What is saved is not quantised, so the file forgets it.
+void parse_quantization(JsonFields& fields, ModelConfig& c) {
+  const json* const object = fields.find("quantization_config");
+  if (object == nullptr) return;
+  if (!object->is_object()) fields.refuse("quantization_config", "an object");
+  JsonFields q(*object, c.name + ": quantization_config.");
+  if (q.text("quant_method", "") != "fp8") q.refuse("quant_method", "fp8");
+  if (q.text("fmt", "e4m3") != "e4m3") q.refuse("fmt", "e4m3");
+  const json* const block = q.find("weight_block_size");
+  const auto is_size = [](const json& size) { return size.is_number_integer() && size > 0 && size <= 1 << 20; };
+  if (block == nullptr || !block->is_array() || block->size() != 2 || !is_size((*block)[0]) || !is_size((*block)[1])) {
+    q.refuse("weight_block_size", "two sizes such as [128, 128]");
+  }
+  c.fp8_block = {(*block)[0].get<int64_t>(), (*block)[1].get<int64_t>()};
+}
+
 // The outside of a multimodal model's file: its own tie_word_embeddings must not contradict the text model's.
 void parse_outside(JsonFields& outside, const json& text, ModelConfig& c) {
   outside.text("model_type", "");
+  parse_quantization(outside, c);
   if (outside.object().contains("tie_word_embeddings")) {
     const bool tied = outside.boolean("tie_word_embeddings", false);
     if (text.contains("tie_word_embeddings") && tied != c.tied_embeddings) {
@@ -286,9 +303,11 @@ ModelConfig parse_model_config(const json& root, const std::string& name) {
   parse_rest(fields, c);
   parse_rope(fields, name, c);
   parse_experts(fields, c);
+  parse_quantization(fields, c);
   check_unread(fields, c);
   if (nested != nullptr) parse_outside(outside, object, c);
   c.hf = object;
+  c.hf.erase("quantization_config");
   validate(c);
   return c;
 }

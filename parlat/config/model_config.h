@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -56,6 +57,8 @@ struct ModelConfig {
   int64_t d_mlp = 0;  // intermediate_size
   double rms_norm_eps = 1e-6;
   bool tied_embeddings = false;
+  std::optional<std::array<int64_t, 2>>
+      fp8_block;  // rows and columns that share a scale, in a checkpoint of fp8 weights
   int64_t max_positions = 4096;
   double initializer_range = 0.02;
   std::optional<double> embedding_initializer_range;  // youtu; initializer_range where absent

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "parlat/base/error.h"
+#include "parlat/config/names.h"
 
 namespace parlat {
 
@@ -13,24 +13,6 @@ constexpr std::array<std::pair<TrainForm, std::string_view>, 3> kForms = {
     {{TrainForm::kExplicit, "explicit"}, {TrainForm::kAbsorbed, "absorbed"}, {TrainForm::kLaga, "laga"}}};
 constexpr std::array<std::pair<Sharding, std::string_view>, 2> kShardings = {
     {{Sharding::kContiguous, "contiguous"}, {Sharding::kZigzag, "zigzag"}}};
-
-template <typename Table>
-std::string_view name_in(const Table& table, decltype(table[0].first) value) {
-  for (const auto& [entry, text] : table) {
-    if (entry == value) return text;
-  }
-  throw InternalError("an enumerator without a name");
-}
-
-template <typename Table>
-auto parse_in(const Table& table, std::string_view what, std::string_view text) {
-  std::string possible;
-  for (const auto& [entry, entry_text] : table) {
-    if (entry_text == text) return entry;
-    possible += (possible.empty() ? "" : ", ") + std::string(entry_text);
-  }
-  throw ConfigError("{}: expected one of {}, got '{}'", what, possible, text);
-}
 
 }  // namespace
 

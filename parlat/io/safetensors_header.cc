@@ -11,7 +11,7 @@ namespace parlat {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, at::ScalarType>, 11> kDtypes = {{{"F64", at::kDouble},
+constexpr std::array<std::pair<std::string_view, at::ScalarType>, 12> kDtypes = {{{"F64", at::kDouble},
                                                                                   {"F32", at::kFloat},
                                                                                   {"F16", at::kHalf},
                                                                                   {"BF16", at::kBFloat16},
@@ -21,7 +21,8 @@ constexpr std::array<std::pair<std::string_view, at::ScalarType>, 11> kDtypes = 
                                                                                   {"I8", at::kChar},
                                                                                   {"U8", at::kByte},
                                                                                   {"BOOL", at::kBool},
-                                                                                  {"F8_E4M3", at::kFloat8_e4m3fn}}};
+                                                                                  {"F8_E4M3", at::kFloat8_e4m3fn},
+                                                                                  {"F8_E8M0", at::kFloat8_e8m0fnu}}};
 constexpr size_t kMostDimensions = 16;
 
 // Receives the JSON piece by piece and refuses the first that does not belong:

@@ -1,9 +1,14 @@
 #pragma once
 
+#include <deque>
 #include <filesystem>
+#include <map>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "parlat/io/atomic_file.h"
 #include "parlat/weights/weight_table.h"
 
 namespace parlat {
@@ -19,9 +24,28 @@ std::vector<std::string> load_weights(const std::filesystem::path& directory, co
 // model, which must equal the embedding). Returns the names that loading would skip.
 std::vector<std::string> check_weights(const std::filesystem::path& directory, const ModelConfig& config);
 
-// Writes config.json and the weights in shards of at most max_shard_bytes (with an index when more than one). All files
-// are written and synced before any gets its name, so that a full disk (DataError) leaves an earlier save as it was;
-// weight files of an earlier save that the new one does not replace are removed.
+// A Hugging Face folder written shard by shard, so that the weights need not be in memory together. Nothing gets its
+// name before everything is written and synced, so a full disk (DataError) leaves an earlier save as it was; weight
+// files of an earlier save that the new one does not replace are then removed.
+class CheckpointWriter {
+ public:
+  CheckpointWriter(std::filesystem::path directory, int64_t n_shards);
+  void add_shard(const std::vector<std::pair<std::string, Tensor>>& tensors);
+  // A further file that appears together with the others; the caller writes it.
+  AtomicFile& stage(const std::string& name);
+  // Writes the index (of more than one shard) and config.json.
+  void finish(const ModelConfig& config);
+
+ private:
+  std::filesystem::path directory_;
+  int64_t n_shards_, written_ = 0, bytes_ = 0, parameters_ = 0;
+  at::ScalarType dtype_ = at::kFloat;  // of the first tensor
+  std::map<std::string, std::string> weight_map_;
+  std::deque<AtomicFile> files_;
+  std::set<std::string> names_;
+};
+
+// Writes config.json and the weights in shards of at most max_shard_bytes (with an index when more than one).
 void save_weights(const std::filesystem::path& directory, const ModelConfig& config,
                   const std::vector<WeightRow>& table, int64_t max_shard_bytes = 5'000'000'000);
 

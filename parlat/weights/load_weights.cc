@@ -1,3 +1,4 @@
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
@@ -40,25 +41,45 @@ class Loader {
 
   // Throws for everything wrong, before anything is allocated.
   void check() {
-    views_.reserve(table_.size());
-    for (const WeightRow& row : table_) views_.push_back(find(row));
+    sources_.reserve(table_.size());
+    for (const WeightRow& row : table_) sources_.push_back(find(row));
     check_names();
     report();
   }
 
   void fill(at::ScalarType dtype) const {
     for (size_t i = 0; i < table_.size(); ++i) {
-      table_[i].set(views_[i].to(table_[i].keep_fp32 ? at::kFloat : dtype, /*non_blocking=*/false, /*copy=*/true));
+      const WeightRow& row = table_[i];
+      row.set(read(sources_[i], row.part, row.keep_fp32 ? at::kFloat : dtype));
     }
   }
 
   const std::vector<std::string>& skipped() const { return skipped_; }
 
  private:
-  // A view of the file, or undefined after noting a problem.
-  Tensor find(const WeightRow& row) {
-    if (shards_.contains(row.name)) return checked(row.name, row.shape);
-    if (const auto fused = row.expert ? find_fused(row) : std::nullopt) return *fused;
+  // Views of the file; undefined after noting a problem.
+  struct Source {
+    Tensor weight;
+    Tensor scale;  // of fp8 weights: one number a block
+  };
+
+  // The part of a weight that the rank keeps, and nothing else of it.
+  Tensor read(const Source& source, const std::optional<WeightPart>& part, at::ScalarType dtype) const {
+    const Tensor weight = part ? part->of(source.weight) : source.weight;
+    if (!source.scale.defined()) return weight.to(dtype, /*non_blocking=*/false, /*copy=*/true).contiguous();
+    // The block of each row and column, wherever the part begins.
+    const auto blocks = [&](int64_t dimension) {
+      const int64_t begin = part && part->dimension == dimension ? part->range.begin : 0;
+      const int64_t size = (*config_.fp8_block)[dimension];
+      return at::arange(begin, begin + weight.size(dimension), at::kLong).div(size, "floor");
+    };
+    const Tensor scale = source.scale.to(at::kFloat).index_select(0, blocks(0)).index_select(1, blocks(1));
+    return weight.to(at::kFloat).mul_(scale).to(dtype);
+  }
+
+  Source find(const WeightRow& row) {
+    if (shards_.contains(row.name)) return with_scale(row.name, row.shape, checked(row.name, row.shape));
+    if (const auto fused = row.expert ? find_fused(row) : std::nullopt) return {*fused, {}};
     if (!shards_.lost(row.name)) problems_.push_back(row.name + ": missing");
     return {};
   }
@@ -87,12 +108,36 @@ class Loader {
       return {};
     }
     const at::ScalarType dtype = view.scalar_type();
-    if (dtype != at::kDouble && dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
+    const bool fp8 = dtype == at::kFloat8_e4m3fn && config_.fp8_block && shape.size() == 2;
+    if (!fp8 && dtype != at::kDouble && dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
       note_once(name, fmt::format("expected fp32, bf16, fp16 or fp64, got {} in {}", parlat::name(dtype),
                                   shards_.file_of(name)));
       return {};
     }
     return view;
+  }
+
+  // An fp8 weight comes with NAME_scale_inv, [rows / block, columns / block] rounded up: what its blocks are to be
+  // multiplied by, in fp32 or as powers of two in e8m0.
+  Source with_scale(const std::string& name, const std::vector<int64_t>& shape, const Tensor& weight) {
+    const std::string scale_name = name + "_scale_inv";
+    if (!weight.defined() || weight.scalar_type() != at::kFloat8_e4m3fn) return {weight, {}};
+    if (!shards_.contains(scale_name)) {
+      if (!shards_.lost(scale_name)) note_once(scale_name, "missing");
+      return {};
+    }
+    const auto [block_rows, block_columns] = *config_.fp8_block;
+    const std::vector<int64_t> expected = {(shape[0] + block_rows - 1) / block_rows,
+                                           (shape[1] + block_columns - 1) / block_columns};
+    const Tensor scale = shards_.tensor(scale_name);
+    const at::ScalarType dtype = scale.scalar_type();
+    if (scale.sizes() != at::IntArrayRef(expected) ||
+        (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kFloat8_e8m0fnu)) {
+      note_once(scale_name, fmt::format("expected {} of fp32, bf16 or e8m0, got {} of {} in {}", shape_text(expected),
+                                        shape_text(scale.sizes()), parlat::name(dtype), shards_.file_of(scale_name)));
+      return {};
+    }
+    return {weight, scale};
   }
 
   void note_once(const std::string& name, const std::string& problem) {
@@ -103,7 +148,10 @@ class Loader {
     // Experts of other ranks belong to the model too.
     ModelWeights unused;
     std::set<std::string> known = fused_;
-    for (const WeightRow& row : weight_table(config_, all_experts(config_), unused)) known.insert(row.name);
+    for (const WeightRow& row : weight_table(config_, all_experts(config_), unused)) {
+      known.insert(row.name);
+      if (config_.fp8_block) known.insert(row.name + "_scale_inv");
+    }
     for (const std::string& name : shards_.names()) {
       if (known.contains(name)) continue;
       if (is_skipped(name)) {
@@ -157,7 +205,7 @@ class Loader {
   const ModelConfig& config_;
   const std::vector<WeightRow>& table_;
   std::vector<std::string> problems_, skipped_;
-  std::vector<Tensor> views_;  // of the files, in the table's order
+  std::vector<Source> sources_;  // in the table's order
   std::set<std::string> noted_, fused_;
   ShardSet shards_;
 };

@@ -1,5 +1,3 @@
-#include <set>
-
 #include "parlat/base/error.h"
 #include "parlat/io/atomic_file.h"
 #include "parlat/io/files.h"
@@ -28,21 +26,8 @@ std::vector<NamedTensors> split_in_shards(const std::vector<WeightRow>& table, i
   return shards;
 }
 
-std::string shard_name(size_t index, size_t count) {
+std::string shard_name(int64_t index, int64_t count) {
   return count == 1 ? "model.safetensors" : fmt::format("model-{:05d}-of-{:05d}.safetensors", index + 1, count);
-}
-
-nlohmann::json index_json(const std::vector<NamedTensors>& shards) {
-  nlohmann::json map = nlohmann::json::object();
-  int64_t bytes = 0, parameters = 0;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    for (const auto& [name, tensor] : shards[i]) {
-      map[name] = shard_name(i, shards.size());
-      bytes += static_cast<int64_t>(tensor.nbytes());
-      parameters += tensor.numel();
-    }
-  }
-  return {{"metadata", {{"total_size", bytes}, {"total_parameters", parameters}}}, {"weight_map", map}};
 }
 
 const char* torch_name(at::ScalarType dtype) {
@@ -72,29 +57,50 @@ void remove_stale(const std::filesystem::path& directory, const std::set<std::st
 
 }  // namespace
 
-void save_weights(const std::filesystem::path& directory, const ModelConfig& config,
-                  const std::vector<WeightRow>& table, int64_t max_shard_bytes) {
-  create_folders(directory);
-  const std::vector<NamedTensors> shards = split_in_shards(table, max_shard_bytes);
+CheckpointWriter::CheckpointWriter(std::filesystem::path directory, int64_t n_shards)
+    : directory_(std::move(directory)), n_shards_(n_shards) {
+  create_folders(directory_);
+}
 
-  // All are written and synced before the first gets its name; the index and the configuration come last.
-  std::vector<AtomicFile> files;
-  std::set<std::string> names;
-  const auto stage = [&](const std::string& name) -> AtomicFile& {
-    names.insert(name);
-    return files.emplace_back(directory / name);
-  };
-  for (size_t i = 0; i < shards.size(); ++i) {
-    stage_safetensors(stage(shard_name(i, shards.size())), shards[i], {{"format", "pt"}});
+AtomicFile& CheckpointWriter::stage(const std::string& name) {
+  names_.insert(name);
+  return files_.emplace_back(directory_ / name);
+}
+
+void CheckpointWriter::add_shard(const std::vector<std::pair<std::string, Tensor>>& tensors) {
+  PARLAT_ASSERT(written_ < n_shards_, "{} shards", n_shards_);
+  const std::string name = shard_name(written_++, n_shards_);
+  for (const auto& [tensor_name, tensor] : tensors) {
+    if (weight_map_.empty()) dtype_ = tensor.scalar_type();
+    weight_map_[tensor_name] = name;
+    bytes_ += static_cast<int64_t>(tensor.nbytes());
+    parameters_ += tensor.numel();
   }
-  if (shards.size() > 1) stage("model.safetensors.index.json").write(index_json(shards).dump(2) + "\n");
+  stage_safetensors(stage(name), tensors, {{"format", "pt"}});
+}
+
+void CheckpointWriter::finish(const ModelConfig& config) {
+  PARLAT_ASSERT(written_ == n_shards_, "{} of {} shards", written_, n_shards_);
+  if (n_shards_ > 1) {
+    const nlohmann::json index = {{"metadata", {{"total_size", bytes_}, {"total_parameters", parameters_}}},
+                                  {"weight_map", weight_map_}};
+    stage("model.safetensors.index.json").write(index.dump(2) + "\n");
+  }
   nlohmann::json hf = to_hf_json(config);
   hf.erase("dtype");
-  hf["torch_dtype"] = torch_name(table.front().tensor->scalar_type());
+  hf["torch_dtype"] = torch_name(dtype_);
   stage("config.json").write(hf.dump(2) + "\n");
-  for (AtomicFile& file : files) file.sync();
-  for (AtomicFile& file : files) file.commit();
-  remove_stale(directory, names);
+  for (AtomicFile& file : files_) file.sync();
+  for (AtomicFile& file : files_) file.commit();
+  remove_stale(directory_, names_);
+}
+
+void save_weights(const std::filesystem::path& directory, const ModelConfig& config,
+                  const std::vector<WeightRow>& table, int64_t max_shard_bytes) {
+  const std::vector<NamedTensors> shards = split_in_shards(table, max_shard_bytes);
+  CheckpointWriter writer(directory, static_cast<int64_t>(shards.size()));
+  for (const NamedTensors& shard : shards) writer.add_shard(shard);
+  writer.finish(config);
 }
 
 }  // namespace parlat

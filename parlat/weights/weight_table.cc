@@ -113,15 +113,16 @@ Range all_experts(const ModelConfig& config) { return {0, config.moe ? config.mo
 void initialize(const std::vector<WeightRow>& table, const ModelConfig& config, uint64_t seed, at::ScalarType dtype) {
   for (const WeightRow& row : table) {
     const at::ScalarType row_dtype = row.keep_fp32 ? at::kFloat : dtype;
+    const auto keep = [&](const Tensor& whole) { row.set(row.part ? row.part->of(whole).contiguous() : whole); };
     if (row.init == WeightRow::Init::kOnes) {
-      row.set(at::ones(row.shape, row_dtype));
+      keep(at::ones(row.shape, row_dtype));
     } else if (row.init == WeightRow::Init::kZeros) {
-      row.set(at::zeros(row.shape, row_dtype));
+      keep(at::zeros(row.shape, row_dtype));
     } else {
       const bool embedding = row.name == "model.embed_tokens.weight";
       const double std =
           embedding ? config.embedding_initializer_range.value_or(config.initializer_range) : config.initializer_range;
-      row.set(seeded_normal(row.shape, std, seed, row.name, row_dtype));
+      keep(seeded_normal(row.shape, std, seed, row.name, row_dtype));
     }
   }
 }

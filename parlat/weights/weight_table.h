@@ -1,11 +1,19 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "parlat/weights/model_weights.h"
 
 namespace parlat {
+
+// Consecutive rows (dimension 0) or columns (1) of a tensor.
+struct WeightPart {
+  int64_t dimension = 0;
+  Range range;
+  Tensor of(const Tensor& whole) const { return whole.narrow(dimension, range.begin, range.size()); }
+};
 
 // One row a tensor of the model, in file order: the one place that knows names and shapes. Loading, saving,
 // initialising, counting and the optimizer all go through it.
@@ -18,6 +26,7 @@ struct WeightRow {
   bool keep_fp32 = false;    // e_score_correction_bias, whatever the model's dtype
   enum class Init { kNormal, kOnes, kZeros } init = Init::kNormal;
   Tensor* tied = nullptr;               // ModelWeights::head, where it is the embedding itself
+  std::optional<WeightPart> part;       // what this rank keeps of it; all where absent
   void set(const Tensor& value) const;  // into every place the weight has; filling goes through it
 };
 

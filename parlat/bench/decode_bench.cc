@@ -1,0 +1,152 @@
+#include "parlat/bench/decode_bench.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "parlat/decode/decoder.h"
+#include "parlat/tensor/compare.h"
+#include "parlat/tensor/fill.h"
+
+namespace parlat {
+
+namespace {
+
+double seconds_of(const std::function<void()>& body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Sequences of `context` stored tokens each, one token a step.
+struct Sequences {
+  std::vector<int64_t> slots;
+  int64_t length = 0;
+
+  std::vector<TokenAt> step(int64_t vocab_size) {
+    std::vector<TokenAt> rows;
+    for (const int64_t slot : slots) rows.push_back({slot, length, (31 * slot + 17 * length) % vocab_size});
+    ++length;
+    return rows;
+  }
+};
+
+// The attention of the first layer against fp64, for the first sequence.
+void verify(Decoder& decoder, const Sequences& sequences, DecodeBenchRow& row) {
+  const MlaDims& d = decoder.config().mla.dims;
+  const Placement& p = decoder.shard().placement;
+  const int64_t width = decoder.shard().layers[0].attention.width, local = p.local_count(sequences.length);
+  const PagedLatents cache = decoder.cache().view(0, {sequences.slots[0]}, {local});
+  const Tensor q = seeded_normal({1, p.heads.size(), width + d.d_rope}, 1 / std::sqrt(double(width)), 1, "q");
+  const Tensor got = decode_attention(q, cache, d.d_rope).out_nhw[0];
+  std::vector<Tensor> pages;
+  for (const int32_t page : cache.pages[0]) pages.push_back(cache.rows_nd.narrow(0, page * kPageTokens, kPageTokens));
+  const Tensor rows = at::cat(pages).narrow(0, 0, local).to(at::kDouble);
+  const Tensor want = at::matmul(at::matmul(q[0].to(at::kDouble), rows.t()).softmax(-1), rows.narrow(1, 0, width));
+  const Comparison result = compare(got, want, Tolerance::rounding(at::kFloat, width + d.d_rope, 3));
+  row.max_error = result.max_error;
+  row.tolerance = result.allowed;
+  row.ok = result.close;
+}
+
+DecodeBenchRow bench_case(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, int64_t context,
+                          int64_t batch) {
+  DecodeBenchRow row;
+  row.context = context;
+  row.batch = batch;
+  Sequences sequences;
+  sequences.length = context;
+  for (int64_t i = 0; i < batch; ++i) sequences.slots.push_back(decoder.add_sequence(context + options.steps + 2));
+  verify(decoder, sequences, row);
+
+  const auto step = [&] { decoder.logits(decoder.forward(sequences.step(options.config.vocab_size))); };
+  const Traffic before = comm.traffic();
+  step();  // to warm up
+  row.sent_bytes = (comm.traffic() - before).bytes();
+  std::vector<double> ms;
+  for (int64_t i = 0; i < options.steps; ++i) {
+    comm.barrier("bench decode");
+    ms.push_back(comm.max_over_ranks(1e3 * seconds_of(step), "bench decode"));
+  }
+  row.ms = spread_of(ms);
+  const double seconds = row.ms.median / 1e3;
+  row.tokens_per_s = static_cast<double>(batch) / seconds;
+  const Placement& p = decoder.shard().placement;
+  const MlaDims& d = options.config.mla.dims;
+  const double rows = static_cast<double>(batch * p.local_count(context)),
+               layers = static_cast<double>(options.config.n_layers);
+  const double width = static_cast<double>(decoder.shard().layers[0].attention.width);
+  const double heads = static_cast<double>(p.tokens_split ? d.n_heads : p.heads.size());
+  row.cache_bytes_per_token = decoder.cache_bytes_per_token();
+  row.cache_gb_per_s = rows * static_cast<double>(decoder.cache().bytes_per_row()) / seconds / 1e9;
+  row.attention_gflops = 2 * rows * layers * heads * (2 * width + static_cast<double>(d.d_rope)) / seconds / 1e9;
+  for (const int64_t slot : sequences.slots) decoder.release(slot);
+  return row;
+}
+
+}  // namespace
+
+std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, const RankRunner& run_ranks,
+                                         const std::function<void(const std::string&)>& observe) {
+  const int64_t longest = *std::max_element(options.contexts.begin(), options.contexts.end());
+  const int64_t most = *std::max_element(options.batches.begin(), options.batches.end());
+  return run_and_keep(
+      run_ranks, std::vector<DecodeBenchRow>(), [&](Communicator& comm, std::vector<DecodeBenchRow>& rows) {
+        ModelShard shard = load_model_shard({.directory = {}, .slices = {}, .seed = options.seed}, options.config,
+                                            options.layout, comm.size(), comm.rank(), options.dtype);
+        const int64_t each = longest + options.steps + 2 + kPageTokens * comm.size();
+        Decoder decoder(std::move(shard), comm,
+                        {.cache_tokens = most * each, .cache_dtype = options.cache_dtype, .slice_norm = false});
+        decoder.cache().fill_random(options.seed);
+        for (const int64_t batch : options.batches) {
+          for (const int64_t context : options.contexts) {
+            if (comm.rank() == 0) observe(fmt::format("batch {}, context {}", batch, context));
+            rows.push_back(bench_case(options, decoder, comm, context, batch));
+          }
+        }
+      });
+}
+
+nlohmann::json to_json(const DecodeBenchRow& row, const DecodeBenchOptions& options, int ranks, int threads) {
+  return {{"layout", name(options.layout.layout)},
+          {"groups", options.layout.groups},
+          {"ranks", ranks},
+          {"threads", threads},
+          {"context", row.context},
+          {"batch", row.batch},
+          {"heads", options.config.mla.dims.n_heads},
+          {"dtype", name(options.dtype)},
+          {"cache_dtype", name(options.cache_dtype)},
+          {"pass", "decode"},
+          {"ms", to_json(row.ms)},
+          {"tokens_per_s", row.tokens_per_s},
+          {"cache_bytes_per_token", row.cache_bytes_per_token},
+          {"cache_gb_per_s", row.cache_gb_per_s},
+          {"attention_gflops", row.attention_gflops},
+          {"sent_bytes", row.sent_bytes},
+          {"max_error", row.max_error},
+          {"tolerance", row.tolerance},
+          {"ok", row.ok}};
+}
+
+MachineLimits measure_limits(int threads) {
+  const int before = at::get_num_threads();
+  at::set_num_threads(threads);
+  const auto best = [](const std::function<void()>& body) {
+    double seconds = 1e9;
+    for (int i = 0; i < 5; ++i) seconds = std::min(seconds, seconds_of(body));
+    return seconds;
+  };
+  constexpr int64_t kFloats = int64_t{1} << 26, kSize = 1024;
+  const Tensor from = at::ones({kFloats}), to = at::empty({kFloats});
+  const Tensor a = at::ones({kSize, kSize}), c = at::empty({kSize, kSize});
+  const MachineLimits limits{
+      .copy_gb_per_s = 2.0 * kFloats * sizeof(float) / best([&] { to.copy_(from); }) / 1e9,
+      .gemm_gflops = 2.0 * kSize * kSize * kSize / best([&] { at::mm_out(const_cast<Tensor&>(c), a, a); }) / 1e9};
+  at::set_num_threads(before);
+  return limits;
+}
+
+}  // namespace parlat

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "parlat/bench/rank_runner.h"
+#include "parlat/bench/spread.h"
+#include "parlat/config/layout.h"
+#include "parlat/config/model_config.h"
+
+namespace parlat {
+
+struct DecodeBenchOptions {
+  ModelConfig config;  // random weights from the seed
+  LayoutSpec layout;
+  std::vector<int64_t> contexts, batches;
+  at::ScalarType dtype = at::kBFloat16, cache_dtype = at::kBFloat16;
+  int64_t steps = 8;  // timed
+  uint64_t seed = 1;
+};
+
+struct DecodeBenchRow {
+  int64_t context = 0, batch = 0;
+  Spread ms;  // of one step of the whole batch
+  double tokens_per_s = 0;
+  double cache_bytes_per_token = 0;  // a rank, all layers
+  double cache_gb_per_s = 0;         // latents read by a rank's attention, over the whole step
+  double attention_gflops = 0;       // multiply-adds times two of a rank's attention, over the whole step
+  int64_t sent_bytes = 0;            // a rank and step
+  double max_error = 0, tolerance = 0;
+  bool ok = false;
+};
+
+// Decode steps over a cache of random latents, so that no prompt has to be run first. Verified: the attention of the
+// first layer over the whole context, against fp64 from the same rows; then timed. Every rank of the runner's group
+// takes part. `observe` hears of each case.
+std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, const RankRunner& run_ranks,
+                                         const std::function<void(const std::string&)>& observe);
+
+nlohmann::json to_json(const DecodeBenchRow& row, const DecodeBenchOptions& options, int ranks, int threads);
+
+// What this machine can do, for comparison: bytes read and written a second by a copy far larger than the caches, and
+// fp32 products of 1024 x 1024 matrices, on `threads` threads.
+struct MachineLimits {
+  double copy_gb_per_s = 0, gemm_gflops = 0;
+};
+MachineLimits measure_limits(int threads);
+
+}  // namespace parlat

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "parlat/base/range.h"
+
+namespace parlat {
+
+// How the latent cache lies over ranks while decoding (docs/mathematics.md sections 6 and 8). One line here, in
+// decode/placement.cc and in plan/ make a new layout.
+//   mla        every rank the whole latent, its own heads
+//   gla        every rank one slice of the latent, its own heads: they see that slice only
+//   tpla       every rank one slice of the latent, all heads (ranks that share a slice split them)
+//   dcp        every rank the whole latent of every P-th token, all heads
+//   tpla-dcp   ranks in groups: one slice a group, its tokens split over the group's ranks
+enum class DecodeLayout { kMla, kGla, kTpla, kDcp, kTplaDcp };
+
+const std::vector<DecodeLayout>& all_decode_layouts();
+std::string_view name(DecodeLayout layout);
+// Throws ConfigError with the possible values.
+DecodeLayout parse_decode_layout(std::string_view text);
+
+struct LayoutSpec {
+  DecodeLayout layout = DecodeLayout::kMla;
+  int64_t groups = 1;  // slices of the latent: 1 for mla and dcp
+};
+
+// What one rank holds and computes.
+struct Placement {
+  int64_t groups = 1, group = 0;    // slices, and which is this rank's
+  int64_t members = 1, member = 0;  // the ranks that share the slice
+  bool tokens_split = false;        // among them: token t lies on member t % members; otherwise they split heads
+  Range heads;                      // whose queries, maps and output columns this rank has
+  Range prefill_heads;              // the part of them that it computes in an exact prefill
+  // Tokens of [0, length) that lie on this rank.
+  int64_t local_count(int64_t length) const {
+    return tokens_split ? (length - member + members - 1) / members : length;
+  }
+};
+
+// Throws ConfigError, saying why, where the layout cannot be: groups must divide the ranks, every rank needs a head.
+Placement place(const LayoutSpec& spec, int64_t n_heads, int ranks, int rank);
+
+}  // namespace parlat

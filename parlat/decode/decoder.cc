@@ -1,0 +1,241 @@
+#include "parlat/decode/decoder.h"
+
+#include <ATen/ATen.h>
+
+#include "parlat/base/error.h"
+#include "parlat/decode/attend.h"
+#include "parlat/decode/feed_forward.h"
+#include "parlat/kernels/eager_attention.h"
+#include "parlat/kernels/few_rows.h"
+#include "parlat/mla/projections.h"
+#include "parlat/mla/rms_rows.h"
+
+namespace parlat {
+
+namespace {
+
+Tensor normed(const Tensor& x_nd, const Tensor& weight, double eps) {
+  const Tensor out = at::empty(x_nd.sizes(), x_nd.options());
+  rms_rows(x_nd, weight, eps, out);
+  return out;
+}
+
+LatentCache::Shape cache_shape(const ModelShard& shard, const DecoderOptions& options) {
+  LatentCache::Shape shape{.n_layers = shard.config.n_layers, .n_pages = 0, .widths = {}, .dtype = options.cache_dtype};
+  // Members that split tokens need as many rows together as one would alone.
+  shape.n_pages = LatentCache::pages_for(options.cache_tokens);
+  if (shard.placement.tokens_split)
+    shape.n_pages = (shape.n_pages + shard.placement.members - 1) / shard.placement.members;
+  for (const LayerShard& layer : shard.layers) {
+    shape.widths.push_back(layer.attention.width + shard.config.mla.dims.d_rope);
+  }
+  return shape;
+}
+
+}  // namespace
+
+// What all layers of one pass share.
+struct Decoder::Step {
+  RopeTable rope;
+  std::vector<LatentCache::Place> places;  // of the rows that lie on this rank
+  Tensor local_rows;                       // which they are; undefined: all
+  std::vector<int64_t> slots, lengths;     // of each row's query: what it sees here
+  Prefill* prefill = nullptr;              // exact
+};
+
+Decoder::Decoder(ModelShard shard, Communicator& comm, const DecoderOptions& options)
+    : shard_(std::move(shard)), comm_(comm), options_(options), cache_(cache_shape(shard_, options)) {
+  // Collective, so every layout splits; only some use it.
+  members_ = comm.split(static_cast<int>(shard_.placement.group));
+}
+
+// As the fullest rank sees it: all ranks decide alike.
+int64_t Decoder::pages_needed(int64_t tokens) const {
+  Placement fullest = shard_.placement;
+  fullest.member = 0;
+  return LatentCache::pages_for(fullest.local_count(tokens));
+}
+
+bool Decoder::has_room(int64_t tokens) const { return pages_needed(tokens) <= cache_.free_pages(); }
+
+bool Decoder::fits(int64_t tokens) const { return pages_needed(tokens) <= cache_.pages(); }
+
+int64_t Decoder::cache_tokens() const {
+  const Placement& p = shard_.placement;
+  return cache_.pages() * kPageTokens * (p.tokens_split ? p.members : 1);
+}
+
+double Decoder::cache_bytes_per_token() const {
+  const Placement& p = shard_.placement;
+  return static_cast<double>(cache_.bytes_per_row()) / (p.tokens_split ? static_cast<double>(p.members) : 1.0);
+}
+
+Tensor Decoder::forward(const std::vector<TokenAt>& rows) {
+  const at::NoGradGuard no_grad;
+  const Placement& p = shard_.placement;
+  Step step;
+  std::vector<int64_t> tokens, positions, local;
+  for (const auto& [slot, position, token] : rows) {
+    if (!p.tokens_split || position % p.members == p.member) {
+      local.push_back(static_cast<int64_t>(tokens.size()));
+      step.places.push_back({slot, p.tokens_split ? position / p.members : position});
+    }
+    tokens.push_back(token);
+    positions.push_back(position);
+    step.slots.push_back(slot);
+    step.lengths.push_back(p.local_count(position + 1));
+  }
+  if (local.size() < rows.size()) step.local_rows = at::tensor(local, at::kLong);
+  const MlaSpec& spec = shard_.config.mla;
+  step.rope = rope_table(spec.rope, spec.dims.d_rope, at::tensor(positions, at::kLong).unsqueeze(0));
+  return layers(embed(tokens), step);
+}
+
+Tensor Decoder::prefill(Prefill& state, const std::vector<int64_t>& tokens) {
+  const at::NoGradGuard no_grad;
+  const int64_t end = state.done + static_cast<int64_t>(tokens.size());
+  state.latents.resize(shard_.layers.size());
+  const Placement& p = shard_.placement;
+  Step step;
+  step.prefill = &state;
+  std::vector<int64_t> local;
+  for (int64_t position = state.done; position < end; ++position) {
+    if (p.tokens_split && position % p.members != p.member) continue;
+    local.push_back(position - state.done);
+    step.places.push_back({state.slot, p.tokens_split ? position / p.members : position});
+  }
+  if (static_cast<int64_t>(local.size()) < end - state.done) step.local_rows = at::tensor(local, at::kLong);
+  const MlaSpec& spec = shard_.config.mla;
+  step.rope = rope_table(spec.rope, spec.dims.d_rope, at::arange(state.done, end, at::kLong).unsqueeze(0));
+  const Tensor hidden_nD = layers(embed(tokens), step);
+  state.done = end;
+  return hidden_nD;
+}
+
+Tensor Decoder::embed(const std::vector<int64_t>& tokens) {
+  for (const int64_t token : tokens) {
+    if (token < 0 || token >= shard_.config.vocab_size) {
+      throw ConfigError("token: expected 0 to {}, got {}", shard_.config.vocab_size - 1, token);
+    }
+  }
+  const Range own = shard_.vocabulary;
+  const Tensor x_nD = at::zeros({static_cast<int64_t>(tokens.size()), shard_.config.mla.dims.d_model}, at::kFloat);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (own.contains(tokens[i])) x_nD[i].copy_(shard_.embedding[tokens[i] - own.begin]);
+  }
+  return sum_over_ranks(x_nD, "decode embedding");
+}
+
+Tensor Decoder::layers(Tensor x_nD, const Step& step) {
+  for (size_t i = 0; i < shard_.layers.size(); ++i) {
+    const LayerShard& layer = shard_.layers[i];
+    x_nD = x_nD + attention(i, normed(x_nD, layer.attention_norm, shard_.config.rms_norm_eps), step);
+    x_nD = x_nD + feed_forward(layer, normed(x_nD, layer.mlp_norm, shard_.config.rms_norm_eps));
+  }
+  return normed(x_nD, shard_.final_norm, shard_.config.rms_norm_eps);
+}
+
+Tensor Decoder::attention(int64_t layer, const Tensor& x_nD, const Step& step) {
+  const AttentionShard& a = shard_.layers[layer].attention;
+  const Tensor latent_nd = latent(a, x_nD, step.rope);
+  const Tensor q_nhd = query(a, x_nD, step.rope);
+  store(layer, latent_nd, step);
+  const Tensor partial_nD =
+      step.prefill ? exact_attention(layer, q_nhd, latent_nd, step) : sliced_attention(layer, q_nhd, step);
+  return sum_over_ranks(partial_nD, "decode attention");
+}
+
+Tensor Decoder::query(const AttentionShard& a, const Tensor& x_nD, const RopeTable& rope) const {
+  const MlaDims& d = a.mla.dims();
+  const Tensor c_q =
+      d.d_q_latent ? normed(project_rows(x_nD, a.mla.w_dq), a.mla.q_norm, a.mla.spec.inner_norm_eps) : x_nD;
+  const Tensor q_nhd = project_rows(c_q, a.mla.w_uq).view({x_nD.size(0), d.n_heads, d.d_qk()});
+  rotate(q_nhd.narrow(2, d.d_nope, d.d_rope).unsqueeze(0), rope, Rotation::kForward);
+  return q_nhd;
+}
+
+// [n, L + R]: normalised c_kv, rotated k_rope; the whole of it, on every rank.
+Tensor Decoder::latent(const AttentionShard& a, const Tensor& x_nD, const RopeTable& rope) const {
+  const MlaDims& d = a.mla.dims();
+  const Tensor latent_nd = project_rows(x_nD, a.mla.w_dkv);
+  const Tensor c_kv = latent_nd.narrow(1, 0, d.d_latent);
+  if (options_.slice_norm && a.store_wL.defined()) {
+    // c_kv_raw * kv_norm; store() divides what it keeps by its own RMS.
+    c_kv.mul_(a.mla.kv_norm);
+  } else {
+    c_kv.copy_(normed(c_kv.contiguous(), a.mla.kv_norm, a.mla.spec.inner_norm_eps));
+  }
+  rotate(latent_nd.narrow(1, d.d_latent, d.d_rope).unsqueeze(0).unsqueeze(2), rope, Rotation::kForward);
+  return latent_nd;
+}
+
+void Decoder::store(int64_t layer, const Tensor& latent_nd, const Step& step) {
+  const AttentionShard& a = shard_.layers[layer].attention;
+  const MlaDims& d = a.mla.dims();
+  Tensor own_nd = step.local_rows.defined() ? latent_nd.index_select(0, step.local_rows) : latent_nd;
+  if (a.store_wL.defined()) {
+    Tensor z_nw = project_rows(own_nd.narrow(1, 0, d.d_latent), a.store_wL);
+    if (options_.slice_norm)
+      z_nw = z_nw * (z_nw.square().mean(1, /*keepdim=*/true) + a.mla.spec.inner_norm_eps).rsqrt();
+    own_nd = at::cat({z_nw, own_nd.narrow(1, d.d_latent, d.d_rope)}, 1);
+  }
+  cache_.write(layer, own_nd, step.places);
+}
+
+Tensor Decoder::sliced_attention(int64_t layer, const Tensor& q_nhd, const Step& step) {
+  const AttentionShard& a = shard_.layers[layer].attention;
+  const MlaDims& d = a.mla.dims();
+  const Tensor absorbed = project_heads(q_nhd.narrow(2, 0, d.d_nope), a.key_map_hwN);
+  const Tensor q = at::cat({absorbed, q_nhd.narrow(2, d.d_nope, d.d_rope)}, 2).mul_(a.mla.spec.softmax_scale());
+  const PagedLatents seen = cache_.view(layer, step.slots, step.lengths);
+  const Tensor out_nhw = shard_.placement.tokens_split
+                             ? attend_own_tokens(q, seen, d.d_rope, shard_.config.mla.dims.n_heads, *members_)
+                             : attend_all_tokens(q, seen, d.d_rope);
+  return project_rows(project_heads(out_nhw, a.value_map_hVw).flatten(1), a.mla.w_o);
+}
+
+Tensor Decoder::exact_attention(int64_t layer, const Tensor& q_nhd, const Tensor& latent_nd, const Step& step) {
+  const AttentionShard& a = shard_.layers[layer].attention;
+  const MlaDims& d = a.mla.dims();
+  Tensor& past = step.prefill->latents[layer];
+  past = past.defined() ? at::cat({past, latent_nd}) : latent_nd;
+
+  const Range all = shard_.placement.heads, own = shard_.placement.prefill_heads;
+  const int64_t first = own.begin - all.begin, n = q_nhd.size(0), n_keys = past.size(0);
+  const Tensor kv =
+      project_rows(past.narrow(1, 0, d.d_latent), a.mla.w_ukv).view({1, n_keys, own.size(), d.d_nope + d.d_v});
+  const Tensor k_rope =
+      past.narrow(1, d.d_latent, d.d_rope).view({1, n_keys, 1, d.d_rope}).expand({1, n_keys, own.size(), d.d_rope});
+  std::vector<Range> visible;
+  for (int64_t i = 0; i < n; ++i) visible.push_back({0, step.prefill->done + i + 1});
+  const Tensor out_1nhV = eager_attention(
+      q_nhd.narrow(1, first, own.size()).unsqueeze(0).contiguous(), at::cat({kv.narrow(3, 0, d.d_nope), k_rope}, 3),
+      kv.narrow(3, d.d_nope, d.d_v).contiguous(), KeyRanges(1, n, n_keys, visible), a.mla.spec.softmax_scale());
+  return project_rows(out_1nhV.flatten(2).squeeze(0), a.mla.w_o.narrow(1, first * d.d_v, own.size() * d.d_v));
+}
+
+Tensor Decoder::feed_forward(const LayerShard& layer, const Tensor& x_nD) {
+  const Tensor partial_nD =
+      layer.mlp ? partial_mlp(*layer.mlp, x_nD) : partial_experts(*shard_.config.moe, *layer.moe, x_nD);
+  return sum_over_ranks(partial_nD, "decode mlp");
+}
+
+Tensor Decoder::sum_over_ranks(Tensor partial, const char* what) {
+  partial = partial.contiguous();
+  comm_.all_reduce(partial, what).wait();
+  return partial;
+}
+
+Tensor Decoder::logits(const Tensor& hidden_mD) {
+  const at::NoGradGuard no_grad;
+  const Tensor own = project_rows(hidden_mD, shard_.head);
+  std::vector<Tensor> all;
+  for (int p = 0; p < comm_.size(); ++p) {
+    const int64_t share = even_share(shard_.config.vocab_size, comm_.size(), p).size();
+    all.push_back(at::empty({hidden_mD.size(0), share}, at::kFloat));
+  }
+  comm_.all_gather(own, all, "decode logits").wait();
+  return at::cat(all, 1);
+}
+
+}  // namespace parlat

@@ -1,0 +1,81 @@
+#include "parlat/decode/latent_cache.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "parlat/base/error.h"
+#include "parlat/tensor/fill.h"
+
+namespace parlat {
+
+LatentCache::LatentCache(const Shape& shape) : n_pages_(shape.n_pages) {
+  PARLAT_ASSERT(static_cast<int64_t>(shape.widths.size()) == shape.n_layers, "{} widths", shape.widths.size());
+  for (const int64_t width : shape.widths) {
+    layers_.push_back(at::empty({shape.n_pages * kPageTokens, width}, shape.dtype));
+  }
+  for (int64_t page = shape.n_pages - 1; page >= 0; --page) free_.push_back(static_cast<int32_t>(page));
+}
+
+int64_t LatentCache::bytes_per_row() const {
+  int64_t bytes = 0;
+  for (const Tensor& layer : layers_) bytes += layer.size(1) * layer.element_size();
+  return bytes;
+}
+
+int64_t LatentCache::add(int64_t rows) {
+  const int64_t needed = pages_for(rows);
+  if (needed > free_pages()) {
+    throw ConfigError("latent cache: expected {} free pages of {} tokens for a sequence, got {} of {}", needed,
+                      kPageTokens, free_pages(), n_pages_);
+  }
+  size_t slot = 0;
+  while (slot < slots_.size() && slots_[slot].used) ++slot;
+  if (slot == slots_.size()) slots_.emplace_back();
+  slots_[slot].used = true;  // a sequence of which no token lies here has a slot without pages
+  for (int64_t i = 0; i < needed; ++i) {
+    slots_[slot].pages.push_back(free_.back());
+    free_.pop_back();
+  }
+  return static_cast<int64_t>(slot);
+}
+
+void LatentCache::release(int64_t slot) {
+  Slot& given = slots_.at(slot);
+  free_.insert(free_.end(), given.pages.rbegin(), given.pages.rend());
+  given = Slot();
+}
+
+void LatentCache::write(int64_t layer, const Tensor& rows_nd, const std::vector<Place>& places) {
+  std::vector<int64_t> indices;
+  for (const auto& [slot, row] : places) {
+    PARLAT_ASSERT(row / kPageTokens < static_cast<int64_t>(slots_[slot].pages.size()), "row {} of slot {}", row, slot);
+    indices.push_back(slots_[slot].pages[row / kPageTokens] * kPageTokens + row % kPageTokens);
+  }
+  if (indices.empty()) return;
+  layers_[layer].index_copy_(0, at::tensor(indices, at::kLong), rows_nd.to(layers_[layer].scalar_type()));
+}
+
+PagedLatents LatentCache::view(int64_t layer, const std::vector<int64_t>& slots, std::vector<int64_t> lengths) const {
+  PagedLatents latents{.rows_nd = layers_[layer], .pages = {}, .lengths = std::move(lengths)};
+  for (const int64_t slot : slots) latents.pages.emplace_back(slots_[slot].pages);
+  return latents;
+}
+
+void LatentCache::poison() {
+  for (const Tensor& layer : layers_) {
+    for (const int32_t page : free_) {
+      layer.narrow(0, page * kPageTokens, kPageTokens).fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+}
+
+void LatentCache::fill_random(uint64_t seed) {
+  // One page of numbers, over and over.
+  for (const Tensor& layer : layers_) {
+    const Tensor page = seeded_normal({kPageTokens, layer.size(1)}, 1.0, seed, "latents", layer.scalar_type());
+    for (const int32_t free : free_) layer.narrow(0, free * kPageTokens, kPageTokens).copy_(page);
+  }
+}
+
+}  // namespace parlat

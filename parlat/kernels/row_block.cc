@@ -1,0 +1,91 @@
+#include "parlat/kernels/row_block.h"
+
+#include <type_traits>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "parlat/kernels/row_block.cc"  // this file again, once an instruction set
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace parlat::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Floats = hn::CappedTag<float, 16>;
+using Vector = hn::Vec<Floats>;
+constexpr int64_t kLanes = hn::MaxLanes(Floats());
+
+HWY_INLINE Vector load(const float* from) { return hn::LoadU(Floats(), from); }
+HWY_INLINE Vector load(const hwy::bfloat16_t* from) {
+  return hn::PromoteTo(Floats(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, Floats>(), from));
+}
+inline float widen(float value) { return value; }
+inline float widen(hwy::bfloat16_t value) { return hwy::F32FromBF16(value); }
+
+// kX rows of x times kW rows of w.
+template <int64_t kX, int64_t kW, typename T>
+HWY_INLINE void tile(const RowBlock& b, int64_t i, int64_t n) {
+  const Floats floats;
+  const T* const w = static_cast<const T*>(b.w) + n * b.w_stride;
+  const float* const x = b.x + i * b.x_stride;
+  Vector sum[kX][kW];
+  for (int64_t p = 0; p < kX; ++p) {
+    for (int64_t q = 0; q < kW; ++q) sum[p][q] = hn::Zero(floats);
+  }
+  int64_t j = 0;
+  for (; j + kLanes <= b.depth; j += kLanes) {
+    Vector weight[kW];
+    for (int64_t q = 0; q < kW; ++q) weight[q] = load(w + q * b.w_stride + j);
+    for (int64_t p = 0; p < kX; ++p) {
+      const Vector value = hn::LoadU(floats, x + p * b.x_stride + j);
+      for (int64_t q = 0; q < kW; ++q) sum[p][q] = hn::MulAdd(value, weight[q], sum[p][q]);
+    }
+  }
+  for (int64_t p = 0; p < kX; ++p) {
+    for (int64_t q = 0; q < kW; ++q) {
+      float total = hn::GetLane(hn::SumOfLanes(floats, sum[p][q]));
+      for (int64_t rest = j; rest < b.depth; ++rest)
+        total += x[p * b.x_stride + rest] * widen(w[q * b.w_stride + rest]);
+      b.y[(i + p) * b.y_stride + n + q] = total;
+    }
+  }
+}
+
+// kW rows of w against all rows of x: the weights then lie in the nearest cache.
+template <int64_t kW, typename T>
+HWY_INLINE void columns(const RowBlock& b, int64_t n) {
+  int64_t i = 0;
+  for (; i + 2 <= b.m; i += 2) tile<2, kW, T>(b, i, n);
+  if (i < b.m) tile<1, kW, T>(b, i, n);
+}
+
+template <typename T>
+HWY_INLINE void all_columns(const RowBlock& b, Range rows) {
+  constexpr int64_t kW = 4;
+  int64_t n = rows.begin;
+  for (; n + kW <= rows.end; n += kW) columns<kW, T>(b, n);
+  for (; n < rows.end; ++n) columns<1, T>(b, n);
+}
+
+void multiply_rows_of_this_target(const RowBlock& b, Range rows) {
+  if (b.bf16) {
+    all_columns<hwy::bfloat16_t>(b, rows);
+  } else {
+    all_columns<float>(b, rows);
+  }
+}
+
+}  // namespace parlat::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace parlat {
+
+HWY_EXPORT(multiply_rows_of_this_target);
+
+void multiply_rows(const RowBlock& block, Range rows) {
+  HWY_DYNAMIC_DISPATCH(multiply_rows_of_this_target)(block, rows);
+}
+
+}  // namespace parlat
+#endif

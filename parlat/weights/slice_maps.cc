@@ -1,0 +1,113 @@
+#include "parlat/weights/slice_maps.h"
+
+#include <ATen/ops/eye.h>
+
+#include <charconv>
+
+#include "parlat/base/error.h"
+#include "parlat/base/range.h"
+#include "parlat/io/safetensors.h"
+
+namespace parlat {
+
+namespace {
+
+constexpr const char* kFormat = "parlat slices 1";
+
+std::string map_name(int64_t layer, int64_t group, const char* map) {
+  return fmt::format("layers.{}.slices.{}.{}", layer, group, map);
+}
+
+class Reader {
+ public:
+  Reader(const std::filesystem::path& path, const ModelConfig& config) : path_(path), config_(config), file_(path) {}
+
+  SliceFile read() {
+    if (text("format") != kFormat) refuse("format", fmt::format("'{}'", kFormat), text("format"));
+    const int64_t groups = number("groups");
+    SliceFile slices{.transform = text("transform"), .layers = {}};
+    for (int64_t layer = 0; layer < config_.n_layers; ++layer) {
+      auto& of_layer = slices.layers.emplace_back();
+      for (int64_t group = 0; group < groups; ++group) {
+        const Tensor store = map(layer, group, "store", kAny);
+        of_layer.push_back({store, map(layer, group, "key", store.size(1)), map(layer, group, "value", store.size(1))});
+      }
+    }
+    if (const size_t expected = 3 * config_.n_layers * groups; file_.entries().size() != expected) {
+      refuse("tensors", fmt::format("{} (3 a layer and slice)", expected), fmt::format("{}", file_.entries().size()));
+    }
+    return slices;
+  }
+
+ private:
+  std::string text(const std::string& key) const {
+    const auto found = file_.metadata().find(key);
+    return found == file_.metadata().end() ? "" : found->second;
+  }
+
+  int64_t number(const std::string& key) const {
+    const std::string value = text(key);
+    int64_t result = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
+    if (error != std::errc() || end != value.data() + value.size() || result < 1 ||
+        result > config_.mla.dims.d_latent) {
+      refuse(key, fmt::format("1 to {}", config_.mla.dims.d_latent), "'" + value + "'");
+    }
+    return result;
+  }
+
+  Tensor map(int64_t layer, int64_t group, const char* which, int64_t width) const {
+    const std::string name = map_name(layer, group, which);
+    const auto found = file_.entries().find(name);
+    if (found == file_.entries().end()) refuse(name, fmt::format("it for each of {} layers", config_.n_layers), "none");
+    const auto& [dtype, shape, begin, end] = found->second;
+    const int64_t d_latent = config_.mla.dims.d_latent;
+    const bool fits = shape.size() == 2 && shape[0] == d_latent && 1 <= shape[1] && shape[1] <= d_latent &&
+                      (width == kAny || shape[1] == width) && dtype == at::kFloat;
+    if (!fits) {
+      refuse(name, fmt::format("fp32 {}", shape_text({d_latent, width})),
+             fmt::format("{} {}", parlat::name(dtype), shape_text(shape)));
+    }
+    return file_.tensor(name).clone();
+  }
+
+  [[noreturn]] void refuse(const std::string& what, const std::string& expected, const std::string& got) const {
+    throw DataError("{}: {}: expected {}, got {}", path_.string(), what, expected, got);
+  }
+
+  std::filesystem::path path_;
+  const ModelConfig& config_;
+  SafetensorsFile file_;
+};
+
+}  // namespace
+
+SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group) {
+  const Range columns = even_share(d_latent, groups, group);
+  const Tensor map = at::eye(d_latent).narrow(1, columns.begin, columns.size()).contiguous();
+  return {map, map, map};
+}
+
+std::string slice_file_name(int64_t groups) { return fmt::format("slices-{}.safetensors", groups); }
+
+SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config) {
+  return Reader(path, config).read();
+}
+
+void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (size_t layer = 0; layer < slices.layers.size(); ++layer) {
+    for (size_t group = 0; group < slices.layers[layer].size(); ++group) {
+      const SliceMaps& maps = slices.layers[layer][group];
+      for (const auto& [which, map] :
+           {std::pair{"store", maps.store_Lw}, std::pair{"key", maps.key_Lw}, std::pair{"value", maps.value_Lw}}) {
+        tensors.emplace_back(map_name(layer, group, which), map.to(at::kFloat).contiguous());
+      }
+    }
+  }
+  write_safetensors(
+      path, tensors,
+      {{"format", kFormat}, {"transform", slices.transform}, {"groups", fmt::format("{}", slices.groups())}});
+}
+
+}  // namespace parlat

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "parlat/config/model_config.h"
+#include "parlat/tensor/shape.h"
+
+namespace parlat {
+
+// How one rank keeps a slice of the latent of one layer (docs/slicing.md): it stores z = store^T c_kv, scores with
+// key z in place of c_kv, and hands back value z, a summand of c_kv. All [L, w] fp32, w the width of the slice.
+struct SliceMaps {
+  Tensor store_Lw, key_Lw, value_Lw;
+  int64_t width() const { return store_Lw.size(1); }
+};
+
+// Consecutive columns of the latent as they are: slice `group` of `groups`.
+SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group);
+
+// What `parlat convert` writes beside a checkpoint: the maps of every layer and slice.
+struct SliceFile {
+  std::string transform;                       // hadamard, pca, balanced
+  std::vector<std::vector<SliceMaps>> layers;  // [layer][group]
+  int64_t groups() const { return layers.empty() ? 0 : static_cast<int64_t>(layers.front().size()); }
+};
+
+// "slices-2.safetensors": the file of a model directory for so many groups.
+std::string slice_file_name(int64_t groups);
+
+// Throws DataError for a file that is broken, or of other layers or widths than the model's.
+SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config);
+// Atomically; DataError.
+void save_slices(const std::filesystem::path& path, const SliceFile& slices);
+
+}  // namespace parlat

@@ -1,0 +1,150 @@
+// Conversions: the copies compute what the model computes, slices are what they say, and the fit helps.
+#include "parlat/convert/convert.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "parlat/base/error.h"
+#include "parlat/convert/layer_walk.h"
+#include "parlat/convert/rotation.h"
+#include "parlat/io/files.h"
+#include "parlat/tensor/fill.h"
+#include "tests/decode/small_model.h"
+#include "tests/expect_close.h"
+
+namespace parlat {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::vector<std::vector<int64_t>> random_windows(int64_t count, int64_t length) {
+  const Tensor tokens = seeded_integers({count, length}, 61, 9, "calibration");
+  std::vector<std::vector<int64_t>> windows;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t* row = tokens[i].const_data_ptr<int64_t>();
+    windows.emplace_back(row, row + length);
+  }
+  return windows;
+}
+
+class Conversion : public ::testing::Test {
+ protected:
+  ConvertOptions options(Transform transform, const std::filesystem::path& out) const {
+    ConvertOptions o{.model = saved_.folder.path(),
+                     .out = out,
+                     .transform = transform,
+                     .groups = {2, 4},
+                     .windows = random_windows(6, 40),
+                     .balanced = {}};
+    o.balanced.steps = 60;
+    o.balanced.queries = 24;
+    return o;
+  }
+
+  SavedModel saved_;
+};
+
+TEST_F(Conversion, RotatedCopiesComputeTheSame) {
+  const std::vector<int64_t> tokens = random_windows(1, 30)[0];
+  const Tensor want = saved_.logits(LocalAttention(), tokens);
+  for (const Transform transform : {Transform::kHadamard, Transform::kPca}) {
+    const TemporaryFolder out;
+    convert(options(transform, out.path()), saved_.config, [](int64_t) {});
+    const ModelConfig config = load_model_config(out.path().string());
+    ModelWeights weights;
+    load_weights(out.path(), config, weight_table(config, all_experts(config), weights), at::kDouble);
+    EXPECT_TRUE(weights.layers[1].mla.kv_norm.equal(at::ones({16}, at::kDouble)));
+    EXPECT_FALSE(weights.layers[1].mla.w_ukv.allclose(saved_.weights.layers[1].mla.w_ukv)) << "nothing was rotated";
+    Tensor got;
+    run_local_ranks(1, [&](Communicator& comm) {
+      const at::NoGradGuard no_grad;
+      const LocalAttention attention;
+      const Transformer model(config, weights, attention, comm);
+      const TokenShard shard = whole_sequences(config, 1, 30, at::kDouble);
+      got = model.logits(model.forward(at::tensor(tokens, at::kLong).view({1, 30}), shard))[0];
+    });
+    // Rotated weights were rounded to fp32, once.
+    EXPECT_CLOSE(got, want, Tolerance::rounding(at::kFloat, 80, 4));
+    for (const int64_t groups : {2, 4}) {
+      const SliceFile slices = load_slices(out / slice_file_name(groups), config);
+      EXPECT_EQ(slices.transform, name(transform));
+      double share = 0;
+      for (const SliceMaps& maps : slices.layers[0]) share += 1 / maps.key_Lw.max().item<double>();
+      EXPECT_NEAR(share, 1, 1e-6) << "shares of the variance";
+    }
+  }
+}
+
+TEST_F(Conversion, PrincipalCoordinatesAreUncorrelatedAndFallInVariance) {
+  walk_layers(
+      saved_.folder.path(), saved_.config, random_windows(6, 40),
+      [&](int64_t, const MlaWeights& weights, const Tensor& x_BSD) {
+        const LayerSamples samples = layer_samples(weights, x_BSD);
+        const Tensor u = pca_basis(samples);
+        EXPECT_CLOSE(at::matmul(u.t(), u), at::eye(16, at::kDouble), Tolerance::rounding(at::kDouble, 16, 16));
+        const Tensor variance = variance_in(u, samples);
+        EXPECT_TRUE((variance.narrow(0, 0, 15) >= variance.narrow(0, 1, 15)).all().item<bool>());
+      },
+      [](int64_t) {});
+}
+
+TEST_F(Conversion, BalancedLeavesTheModelAndLowersTheError) {
+  const TemporaryFolder out;
+  ConvertOptions fitted = options(Transform::kBalanced, out.path());
+  const std::vector<ConvertedLayer> layers = convert(fitted, saved_.config, [](int64_t) {});
+  ASSERT_EQ(layers.size(), 4);
+  for (const ConvertedLayer& layer : layers) EXPECT_LT(layer.error_after, layer.error_before) << layer.layer;
+  EXPECT_EQ(read_file(out / "model.safetensors"), read_file(saved_.folder / "model.safetensors"));
+  for (const int64_t groups : {2, 4}) {
+    const SliceFile slices = load_slices(out / slice_file_name(groups), saved_.config);
+    EXPECT_EQ(slices.groups(), groups);
+    EXPECT_EQ(slices.layers[1][groups - 1].width(), 16 / groups);
+  }
+}
+
+// Without steps: uncorrelated coordinates, which together give back the latent.
+TEST_F(Conversion, TheStartOfTheFitGivesBackTheLatent) {
+  ConvertOptions start = options(Transform::kBalanced, saved_.folder.path());  // beside the model itself
+  start.balanced.steps = 0;
+  convert(start, saved_.config, [](int64_t) {});
+  for (const int64_t groups : {2, 4}) {
+    for (const auto& layer : load_slices(saved_.folder / slice_file_name(groups), saved_.config).layers) {
+      Tensor sum = at::zeros({16, 16});
+      for (const SliceMaps& maps : layer) sum += at::matmul(maps.value_Lw, maps.store_Lw.t());
+      EXPECT_CLOSE(sum, at::eye(16), Tolerance::rounding(at::kFloat, 16, 16));
+    }
+  }
+}
+
+TEST_F(Conversion, RepeatsBitForBit) {
+  const TemporaryFolder first, second;
+  ConvertOptions o = options(Transform::kBalanced, first.path());
+  o.groups = {2};
+  convert(o, saved_.config, [](int64_t) {});
+  o.out = second.path();
+  convert(o, saved_.config, [](int64_t) {});
+  EXPECT_EQ(read_file(first / slice_file_name(2)), read_file(second / slice_file_name(2)));
+}
+
+TEST_F(Conversion, RefusesWhatCannotBe) {
+  const auto refusal = [&](ConvertOptions o) -> std::string {
+    try {
+      convert(o, saved_.config, [](int64_t) {});
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  const TemporaryFolder out;
+  EXPECT_THAT(refusal(options(Transform::kPca, saved_.folder.path())), HasSubstr("expected another folder"));
+  ConvertOptions many = options(Transform::kPca, out.path());
+  many.groups = {17};
+  EXPECT_THAT(refusal(many), HasSubstr("2 to the latent's 16 columns, got 17"));
+  EXPECT_THROW(hadamard_basis(24, 1), ConfigError);
+  ConvertOptions outside = options(Transform::kBalanced, out.path());
+  outside.windows[0][3] = 61;
+  EXPECT_THAT(refusal(outside), HasSubstr("tokens from 0 to 60, got 61"));
+}
+
+}  // namespace
+}  // namespace parlat

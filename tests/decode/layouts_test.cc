@@ -1,0 +1,193 @@
+// Every layout at every number of ranks against its own definition in fp64: prompts at once or in pieces, tokens one by
+// one, several sequences of different lengths together, NaN in every row that nobody wrote.
+#include <gmock/gmock.h>
+
+#include "parlat/base/error.h"
+#include "parlat/decode/decoder.h"
+#include "parlat/tensor/fill.h"
+#include "tests/decode/sliced_oracle.h"
+#include "tests/decode/small_model.h"
+#include "tests/expect_close.h"
+#include "tests/run_ranks.h"
+
+namespace parlat {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two layers, each some eight products and sums of up to 80 terms after one another.
+const Tolerance kTolerance = Tolerance::rounding(at::kFloat, /*terms=*/80, /*depth=*/16);
+
+std::vector<int64_t> random_tokens(int64_t count, uint64_t seed) {
+  const Tensor tokens = seeded_integers({count}, 61, seed, "tokens");
+  return {tokens.const_data_ptr<int64_t>(), tokens.const_data_ptr<int64_t>() + count};
+}
+
+// Maps that give back the latent, over slices that share columns and are no columns of a rotation.
+SliceFile random_slices(const ModelConfig& config, int64_t groups) {
+  const int64_t d_latent = config.mla.dims.d_latent;
+  SliceFile file{.transform = "test", .layers = {}};
+  for (int64_t layer = 0; layer < config.n_layers; ++layer) {
+    auto& slices = file.layers.emplace_back();
+    for (int64_t g = 0; g < groups; ++g) {
+      const auto map = [&](const char* what) {
+        return seeded_normal({d_latent, d_latent / groups}, 0.3, 7, fmt::format("{} {} {}", what, layer, g));
+      };
+      slices.push_back({map("store"), map("key"), map("value")});
+    }
+  }
+  return file;
+}
+
+struct Case {
+  LayoutSpec layout;
+  std::vector<int> ranks;
+};
+
+std::vector<Case> all_cases() {
+  using enum DecodeLayout;
+  return {{{kMla, 1}, {1, 2, 3, 4, 7, 8}}, {{kGla, 2}, {2, 4, 8}},        {{kGla, 4}, {4, 8}},
+          {{kTpla, 2}, {2, 4, 6, 8}},      {{kTpla, 4}, {4, 8}},          {{kTpla, 8}, {8}},
+          {{kDcp, 1}, {1, 2, 3, 4, 7, 8}}, {{kTplaDcp, 2}, {2, 4, 6, 8}}, {{kTplaDcp, 4}, {4, 8}}};
+}
+
+std::string label(const LayoutSpec& layout, int ranks) {
+  return fmt::format("{} of {} groups on {} ranks", name(layout.layout), layout.groups, ranks);
+}
+
+class Layouts : public ::testing::Test {
+ protected:
+  Tensor expected(const LayoutSpec& layout, const std::vector<int64_t>& tokens) {
+    if (layout.groups == 1) return saved_.logits(LocalAttention(), tokens);
+    std::vector<std::vector<SliceMaps>> slices;
+    for (int64_t layer = 0; layer < saved_.config.n_layers; ++layer) {
+      auto& of_layer = slices.emplace_back();
+      for (int64_t g = 0; g < layout.groups; ++g) {
+        of_layer.push_back(layout.layout == DecodeLayout::kGla
+                               ? plain_slice(saved_.config.mla.dims.d_latent, layout.groups, g)
+                               : random_slices(saved_.config, layout.groups).layers[layer][g]);
+      }
+    }
+    return saved_.logits(SlicedOracle(slices, layout.layout == DecodeLayout::kGla), tokens);
+  }
+
+  Decoder decoder(const LayoutSpec& layout, Communicator& comm) {
+    const std::filesystem::path file = saved_.folder / slice_file_name(layout.groups);
+    const bool mapped = layout.groups > 1 && layout.layout != DecodeLayout::kGla;
+    if (mapped && comm.rank() == 0) save_slices(file, random_slices(saved_.config, layout.groups));
+    comm.barrier("slices");
+    ModelShard shard = load_model_shard(
+        {.directory = saved_.folder.path(), .slices = mapped ? file : std::filesystem::path(), .seed = 1},
+        saved_.config, layout, comm.size(), comm.rank(), at::kFloat);
+    Decoder decoder(std::move(shard), comm, {.cache_tokens = 2048, .cache_dtype = at::kFloat, .slice_norm = false});
+    decoder.cache().poison();
+    return decoder;
+  }
+
+  SavedModel saved_;
+};
+
+TEST_F(Layouts, TokensOneByOneAgreeWithTheDefinition) {
+  const std::vector<int64_t> tokens = random_tokens(70, 1);  // more than a page
+  for (const auto& [layout, rank_counts] : all_cases()) {
+    const Tensor want = expected(layout, tokens);
+    for (const int ranks : rank_counts) {
+      SCOPED_TRACE(label(layout, ranks));
+      run_ranks(ranks, [&, &layout = layout](Communicator& comm) {
+        Decoder model = decoder(layout, comm);
+        const int64_t slot = model.add_sequence(static_cast<int64_t>(tokens.size()));
+        // Most of the first page at once, then one by one into the second.
+        std::vector<TokenAt> rows;
+        for (int64_t i = 0; i < 60; ++i) rows.push_back({slot, i, tokens[i]});
+        std::vector<Tensor> logits = {model.logits(model.forward(rows))};
+        for (int64_t i = 60; i < static_cast<int64_t>(tokens.size()); ++i) {
+          logits.push_back(model.logits(model.forward({{slot, i, tokens[i]}})));
+        }
+        EXPECT_CLOSE(at::cat(logits), want, kTolerance);
+      });
+    }
+  }
+}
+
+TEST_F(Layouts, SequencesOfDifferentLengthsShareAPass) {
+  const std::vector<std::vector<int64_t>> texts = {random_tokens(3, 2), random_tokens(65, 3), random_tokens(1, 4)};
+  for (const auto& [layout, rank_counts] : all_cases()) {
+    std::vector<Tensor> want;
+    for (const auto& text : texts) want.push_back(expected(layout, text));
+    const int ranks = rank_counts.back();  // prompts shorter than the ranks
+    SCOPED_TRACE(label(layout, ranks));
+    run_ranks(ranks, [&, &layout = layout](Communicator& comm) {
+      Decoder model = decoder(layout, comm);
+      std::vector<TokenAt> rows;
+      for (const auto& text : texts) {
+        const int64_t slot = model.add_sequence(static_cast<int64_t>(text.size()));
+        for (size_t i = 0; i < text.size(); ++i) rows.push_back({slot, static_cast<int64_t>(i), text[i]});
+      }
+      EXPECT_CLOSE(model.logits(model.forward(rows)), at::cat(want), kTolerance);
+    });
+  }
+}
+
+TEST_F(Layouts, ExactPrefillIsExactAndDecodingGoesOnFromIt) {
+  const std::vector<int64_t> tokens = random_tokens(40, 6);
+  const Tensor exact = saved_.logits(LocalAttention(), tokens);
+  for (const auto& [layout, rank_counts] : all_cases()) {
+    for (const int ranks : rank_counts) {
+      SCOPED_TRACE(label(layout, ranks));
+      run_ranks(ranks, [&, &layout = layout](Communicator& comm) {
+        Decoder model = decoder(layout, comm);
+        Decoder::Prefill state{.slot = model.add_sequence(41), .done = 0, .latents = {}};
+        std::vector<Tensor> logits;
+        for (const int64_t chunk : {1, 17, 22}) {
+          const auto begin = tokens.begin() + state.done;
+          logits.push_back(model.logits(model.prefill(state, {begin, begin + chunk})));
+        }
+        EXPECT_CLOSE(at::cat(logits), exact, kTolerance);
+        if (layout.groups > 1) return;
+        // The next token sees what the prefill stored.
+        std::vector<int64_t> longer = tokens;
+        longer.push_back(11);
+        const Tensor last = saved_.logits(LocalAttention(), longer).narrow(0, 40, 1);
+        EXPECT_CLOSE(model.logits(model.forward({{state.slot, 40, 11}})), last, kTolerance);
+      });
+    }
+  }
+}
+
+TEST_F(Layouts, AReleasedSlotIsAsGoodAsNew) {
+  const std::vector<int64_t> tokens = random_tokens(9, 8);
+  const LayoutSpec layout{DecodeLayout::kTpla, 2};
+  const Tensor want = expected(layout, tokens);
+  run_ranks(2, [&](Communicator& comm) {
+    Decoder model = decoder(layout, comm);
+    const int64_t first = model.add_sequence(70);
+    std::vector<TokenAt> rows;
+    for (int64_t i = 0; i < 70; ++i) rows.push_back({first, i, i % 61});
+    model.forward(rows);
+    model.release(first);
+    const int64_t again = model.add_sequence(9);
+    rows.clear();
+    for (int64_t i = 0; i < 9; ++i) rows.push_back({again, i, tokens[i]});
+    EXPECT_CLOSE(model.logits(model.forward(rows)), want, kTolerance);
+  });
+}
+
+TEST(Placement, RefusesWhatCannotBe) {
+  const auto refusal = [](LayoutSpec layout, int64_t heads, int ranks) -> std::string {
+    try {
+      place(layout, heads, ranks, 0);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  using enum DecodeLayout;
+  EXPECT_THAT(refusal({kMla, 1}, 4, 8), HasSubstr("at most 4 ranks to split the 4 heads, got 8"));
+  EXPECT_THAT(refusal({kTpla, 3}, 16, 8), HasSubstr("groups that divide the 8 ranks, got 3"));
+  EXPECT_THAT(refusal({kDcp, 2}, 16, 8), HasSubstr("expected no groups"));
+  EXPECT_THAT(refusal({kGla, 4}, 4, 8), HasSubstr("at most 4 ranks"));
+  EXPECT_EQ(refusal({kTpla, 4}, 2, 8), "nothing was thrown");
+}
+
+}  // namespace
+}  // namespace parlat

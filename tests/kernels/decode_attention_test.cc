@@ -1,0 +1,130 @@
+// The decode kernel on every instruction set of this machine against fp64: odd widths, heads and lengths, scattered
+// pages, fp32 and bf16 rows, one thread and several.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "parlat/kernels/decode_attention.h"
+#include "parlat/kernels/few_rows.h"
+#include "parlat/kernels/instruction_sets.h"
+#include "parlat/tensor/fill.h"
+#include "tests/expect_close.h"
+
+namespace parlat {
+namespace {
+
+struct Cache {
+  Tensor rows_nd;
+  std::vector<std::vector<int32_t>> pages;
+  std::vector<int64_t> lengths;
+  PagedLatents view() const {
+    PagedLatents latents{rows_nd, {}, lengths};
+    for (const auto& list : pages) latents.pages.emplace_back(list);
+    return latents;
+  }
+};
+
+// Sequences over pages in an order that is no order; NaN in the rows past each end.
+Cache make_cache(const std::vector<int64_t>& lengths, int64_t d, at::ScalarType dtype) {
+  Cache cache{.rows_nd = {}, .pages = {}, .lengths = lengths};
+  int32_t n_pages = 0;
+  for (const int64_t length : lengths) n_pages += static_cast<int32_t>((length + kPageTokens - 1) / kPageTokens);
+  cache.rows_nd = seeded_normal({n_pages * kPageTokens, d}, 1.0, 1, "rows").to(dtype);
+  int32_t next = n_pages;
+  for (const int64_t length : lengths) {
+    auto& list = cache.pages.emplace_back();
+    for (int64_t row = 0; row < length; row += kPageTokens) list.push_back(--next);
+    if (length % kPageTokens != 0) {
+      const int64_t used = length % kPageTokens;
+      cache.rows_nd.narrow(0, list.back() * kPageTokens + used, kPageTokens - used)
+          .fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  return cache;
+}
+
+PartialAttention oracle(const Tensor& q_nhd, const Cache& cache, int64_t d_rope) {
+  const int64_t width = q_nhd.size(2) - d_rope;
+  PartialAttention want{
+      at::zeros({q_nhd.size(0), q_nhd.size(1), width}, at::kDouble),
+      at::full({q_nhd.size(0), q_nhd.size(1)}, -std::numeric_limits<double>::infinity(), at::kDouble)};
+  for (int64_t i = 0; i < q_nhd.size(0); ++i) {
+    std::vector<Tensor> parts;
+    for (const int32_t page : cache.pages[i]) parts.push_back(cache.rows_nd.narrow(0, page * kPageTokens, kPageTokens));
+    if (parts.empty()) continue;
+    const Tensor keys = at::cat(parts).narrow(0, 0, cache.lengths[i]).to(at::kDouble);
+    const Tensor scores = at::matmul(q_nhd[i].to(at::kDouble), keys.t());
+    want.out_nhw[i].copy_(at::matmul(scores.softmax(-1), keys.narrow(1, 0, width)));
+    want.lse_nh[i].copy_(scores.logsumexp(-1));
+  }
+  return want;
+}
+
+class EveryInstructionSet : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { force_instruction_set(GetParam()); }
+  void TearDown() override { force_instruction_set(""); }
+};
+
+TEST_P(EveryInstructionSet, DecodeAttentionAgreesWithTheDefinition) {
+  struct Shape {
+    int64_t heads, width, d_rope;
+  };
+  for (const auto& [heads, width, d_rope] : {Shape{16, 512, 64}, {1, 7, 2}, {5, 40, 16}, {37, 24, 0}, {8, 33, 5}}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const std::vector<int64_t> lengths = {1, 64, 0, 200, 65, 130};
+      const Cache cache = make_cache(lengths, width + d_rope, dtype);
+      const Tensor q = seeded_normal({6, heads, width + d_rope}, 2 / std::sqrt(width + d_rope), 2, "q");
+      const PartialAttention got = decode_attention(q, cache.view(), d_rope), want = oracle(q, cache, d_rope);
+      SCOPED_TRACE(fmt::format("{} heads, {} + {} columns, {}", heads, width, d_rope, name(dtype)));
+      // Inputs are exact in both: the product of q and k, the exponential, and the sum over keys.
+      EXPECT_CLOSE(got.out_nhw, want.out_nhw, Tolerance::rounding(at::kFloat, width + d_rope, 3));
+      EXPECT_CLOSE(got.lse_nh.exp(), want.lse_nh.exp(), Tolerance::rounding(at::kFloat, width + d_rope, 3));
+      EXPECT_TRUE(got.lse_nh.isneginf().equal(want.lse_nh.isneginf()));
+    }
+  }
+}
+
+TEST_P(EveryInstructionSet, ProjectionsAgreeWithTheDefinition) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t m : {1, 2, 5, 16, 17}) {
+      const Tensor x = seeded_normal({m, 3, 77}, 1.0, 3, "x"), w = seeded_normal({3, 13, 77}, 1.0, 3, "w").to(dtype);
+      const Tensor want = at::einsum("mhk,hnk->mhn", {x.to(at::kDouble), w.to(at::kDouble)});
+      const Tolerance tolerance = Tolerance::rounding(at::kFloat, 77, 1);
+      EXPECT_CLOSE(project_heads(x, w), want, tolerance);
+      EXPECT_CLOSE(project_rows(x.select(1, 1).contiguous(), w[1]), want.select(1, 1), tolerance);
+      // Rows that lie apart, as a view of a wider matrix.
+      EXPECT_CLOSE(
+          project_rows(x.select(1, 1).narrow(1, 0, 70), w[1].narrow(1, 0, 70)),
+          at::matmul(x.select(1, 1).narrow(1, 0, 70).to(at::kDouble), w[1].narrow(1, 0, 70).t().to(at::kDouble)),
+          tolerance);
+    }
+  }
+}
+
+TEST_P(EveryInstructionSet, NaNInARowThatIsSeenIsNaN) {
+  Cache cache = make_cache({70}, 12, at::kFloat);
+  cache.rows_nd[cache.pages[0][1] * kPageTokens + 3][1] = std::numeric_limits<double>::quiet_NaN();
+  const Tensor q = seeded_normal({1, 2, 12}, 0.5, 2, "q");
+  EXPECT_TRUE(decode_attention(q, cache.view(), 4).out_nhw.isnan().all().item<bool>());
+}
+
+INSTANTIATE_TEST_SUITE_P(This, EveryInstructionSet, ::testing::ValuesIn(instruction_sets()),
+                         [](const auto& info) { return info.param; });
+
+TEST(DecodeAttention, ThreadsChangeNothing) {
+  const Cache cache = make_cache({3000, 17}, 80, at::kBFloat16);
+  const Tensor q = seeded_normal({2, 20, 80}, 0.2, 2, "q");
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const PartialAttention one = decode_attention(q, cache.view(), 16);
+  at::set_num_threads(3);
+  const PartialAttention three = decode_attention(q, cache.view(), 16);
+  at::set_num_threads(before);
+  EXPECT_TRUE(one.out_nhw.equal(three.out_nhw) && one.lse_nh.equal(three.lse_nh));
+}
+
+}  // namespace
+}  // namespace parlat
