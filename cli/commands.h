@@ -11,6 +11,10 @@ namespace parlat {
 void add_train(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_verify(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_convert(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_bench_decode(CLI::App& bench);  // a subcommand of bench
 
 }  // namespace parlat

@@ -141,6 +141,7 @@ BalancedResult balance(const LayerSamples& samples, const BalancedOptions& optio
   WhiteMaps white = principal_blocks(samples, m, w, options.groups);
   BalancedResult result;
   result.error_before = mean_error(samples, white, w, options);
+  std::vector<SliceMaps> start = to_slices(white, w);
 
   const at::AutoGradMode grad(true);
   std::vector<Tensor> parameters;
@@ -160,6 +161,11 @@ BalancedResult balance(const LayerSamples& samples, const BalancedOptions& optio
   }
   result.error_after = mean_error(samples, white, w, options);
   result.slices = to_slices(white, w);
+  // A layer that was nearly exact may end the fit with its noise.
+  if (result.error_after > result.error_before) {
+    result.slices = std::move(start);
+    result.error_after = result.error_before;
+  }
   return result;
 }
 

@@ -1,0 +1,126 @@
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/decode_flags.h"
+#include "cli/ranks.h"
+#include "parlat/base/error.h"
+#include "parlat/base/progress.h"
+#include "parlat/base/units.h"
+#include "parlat/bench/decode_bench.h"
+
+namespace parlat {
+
+namespace {
+
+struct Flags {
+  CommonOptions common;
+  std::string model_config = "v2-lite", cache_dtype;
+  std::vector<std::string> layouts = {"mla"};
+  int64_t groups = 0, layers = 0, steps = 8;
+  std::vector<int64_t> contexts = {1024, 4096}, batches = {1};
+};
+
+DecodeBenchOptions bench_options(const Flags& flags, const std::string& layout, int ranks) {
+  DecodeBenchOptions options;
+  options.config = load_model_config(flags.model_config);
+  if (flags.layers > 0) options.config.n_layers = flags.layers;
+  options.layout = layout_spec(layout, layout == "mla" || layout == "dcp" ? 0 : flags.groups, ranks);
+  options.contexts = flags.contexts;
+  options.batches = flags.batches;
+  options.dtype = parse_dtype(flags.common.dtype);
+  options.cache_dtype = flags.cache_dtype.empty() ? options.dtype : parse_dtype(flags.cache_dtype);
+  for (const at::ScalarType dtype : {options.dtype, options.cache_dtype}) {
+    if (dtype != at::kFloat && dtype != at::kBFloat16)
+      throw ConfigError("dtype: expected fp32 or bf16, got {}", name(dtype));
+  }
+  options.steps = flags.steps;
+  options.seed = flags.common.seed;
+  return options;
+}
+
+std::vector<std::string> table_row(const DecodeBenchRow& row, const std::string& layout, int64_t groups, int ranks) {
+  return {layout,
+          fmt::format("{}", groups),
+          fmt::format("{}", ranks),
+          fmt::format("{}", row.batch),
+          fmt::format("{}", row.context),
+          fmt::format("{:.2f}", row.ms.min),
+          fmt::format("{:.2f}", row.ms.median),
+          fmt::format("{:.2f}", row.ms.p90),
+          fmt::format("{:.1f}", row.tokens_per_s),
+          fmt::format("{:.0f} B", row.cache_bytes_per_token),
+          fmt::format("{:.1f}", row.cache_gb_per_s),
+          fmt::format("{:.1f}", row.attention_gflops),
+          format_bytes(static_cast<double>(row.sent_bytes)),
+          fmt::format("{:.1e}", row.max_error),
+          row.ok ? "ok" : "FAILED"};
+}
+
+void run(const Flags& flags) {
+  const bool prints = is_printing_process(flags.common);
+  std::vector<std::vector<std::string>> table = {{"layout", "groups", "ranks", "batch", "context", "ms min", "median",
+                                                  "p90", "tokens/s", "cache a token", "cache GB/s", "GFLOP/s", "sent",
+                                                  "error", ""}};
+  nlohmann::json rows = nlohmann::json::array();
+  bool all_ok = true;
+  const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
+  Progress progress(
+      "decode",
+      static_cast<int64_t>(rank_counts.size() * flags.layouts.size() * flags.contexts.size() * flags.batches.size()),
+      "cases", flags.common.quiet || !prints);
+  int64_t done = 0;
+  for (const CommonOptions& common : rank_counts) {
+    const RankRunner run_ranks = [&](const auto& body) { with_ranks(common, body); };
+    const int ranks = run_and_keep(run_ranks, 0, [](Communicator& comm, int& mine) { mine = comm.size(); });
+    for (const std::string& layout : flags.layouts) {
+      const DecodeBenchOptions options = bench_options(flags, layout, ranks);
+      const auto observe = [&](const std::string& what) { progress.update(done++, layout + ", " + what); };
+      for (const DecodeBenchRow& row : bench_decode(options, run_ranks, observe)) {
+        table.push_back(table_row(row, layout, options.layout.groups, ranks));
+        rows.push_back(to_json(row, options, ranks, flags.common.threads));
+        all_ok = all_ok && row.ok;
+      }
+    }
+  }
+  progress.update(done);
+  if (prints) {
+    const MachineLimits limits = measure_limits(flags.common.threads);
+    print_table(table);
+    fmt::print("this machine, {} threads: copies {:.1f} GB/s (read and written), fp32 products {:.1f} GFLOP/s\n",
+               flags.common.threads, limits.copy_gb_per_s, limits.gemm_gflops);
+    write_record(flags.common, "bench decode",
+                 {{"model_config", flags.model_config},
+                  {"layers", flags.layers},
+                  {"copy_gb_per_s", limits.copy_gb_per_s},
+                  {"gemm_gflops", limits.gemm_gflops}},
+                 rows);
+  }
+  if (!all_ok) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_bench_decode(CLI::App& bench) {
+  const CLI::Range count(int64_t{1}, int64_t{1} << 30);
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* const command = bench.add_subcommand(
+      "decode", "decode steps of a model with random weights over a filled cache: attention verified, then timed");
+  add_common_options(*command, flags->common);
+  flags->common.dtype = "bf16";
+  command->add_option("--model-config", flags->model_config, "a config.json or a built-in name")->capture_default_str();
+  command->add_option("--layers", flags->layers, "in place of the model's")->check(count);
+  command->add_option("--layouts", flags->layouts, "mla, gla, tpla, dcp, tpla-dcp")
+      ->delimiter(',')
+      ->capture_default_str();
+  command->add_option("--groups", flags->groups, "slices of the latent (0: one a rank; tpla-dcp: 2)");
+  command->add_option("--context", flags->contexts, "tokens stored")
+      ->delimiter(',')
+      ->check(count)
+      ->capture_default_str();
+  command->add_option("--batch", flags->batches, "sequences")->delimiter(',')->check(count)->capture_default_str();
+  command->add_option("--cache-dtype", flags->cache_dtype, "fp32 or bf16; default: --dtype");
+  command->add_option("--steps", flags->steps, "timed steps")->check(count)->capture_default_str();
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace parlat

@@ -1,0 +1,50 @@
+#include "cli/decode_flags.h"
+
+#include "parlat/base/error.h"
+
+namespace parlat {
+
+void add_decode_flags(CLI::App& command, DecodeFlags& flags) {
+  add_common_options(command, flags.common);
+  command.add_option("--model", flags.model, "folder of a Hugging Face checkpoint")->required();
+  command.add_option("--layout", flags.layout, "mla, gla, tpla, dcp or tpla-dcp")->capture_default_str();
+  command.add_option("--groups", flags.groups, "slices of the latent (0: one a rank; tpla-dcp: 2)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--slices", flags.slices, "file of slice maps; default: the model folder's for the groups");
+  command.add_option("--cache-dtype", flags.cache_dtype, "fp32 or bf16; default: --dtype");
+  command.add_option("--prefill", flags.prefill, "exact or sliced")->capture_default_str();
+  command.add_flag("--slice-norm", flags.slice_norm, "normalise each slice by its own RMS, as published");
+}
+
+LayoutSpec layout_spec(const std::string& layout, int64_t groups, int ranks) {
+  LayoutSpec spec{.layout = parse_decode_layout(layout), .groups = groups};
+  if (groups > 0) return spec;
+  const bool whole = spec.layout == DecodeLayout::kMla || spec.layout == DecodeLayout::kDcp;
+  spec.groups = whole ? 1 : spec.layout == DecodeLayout::kTplaDcp ? 2 : ranks;
+  return spec;
+}
+
+bool exact_prefill(const DecodeFlags& flags) {
+  if (flags.prefill != "exact" && flags.prefill != "sliced") {
+    throw ConfigError("prefill: expected exact or sliced, got '{}'", flags.prefill);
+  }
+  return flags.prefill == "exact";
+}
+
+std::unique_ptr<Decoder> make_decoder(const DecodeFlags& flags, const ModelConfig& config, const LayoutSpec& layout,
+                                      int64_t cache_tokens, Communicator& comm) {
+  const at::ScalarType dtype = parse_dtype(flags.common.dtype);
+  const at::ScalarType cache_dtype = flags.cache_dtype.empty() ? dtype : parse_dtype(flags.cache_dtype);
+  for (const at::ScalarType given : {dtype, cache_dtype}) {
+    if (given != at::kFloat && given != at::kBFloat16) {
+      throw ConfigError("dtype: expected fp32 or bf16 for decoding, got {}", name(given));
+    }
+  }
+  const ModelSource source{.directory = flags.model, .slices = flags.slices, .seed = flags.common.seed};
+  return std::make_unique<Decoder>(
+      load_model_shard(source, config, layout, comm.size(), comm.rank(), dtype), comm,
+      DecoderOptions{.cache_tokens = cache_tokens, .cache_dtype = cache_dtype, .slice_norm = flags.slice_norm});
+}
+
+}  // namespace parlat

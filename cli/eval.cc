@@ -1,0 +1,163 @@
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/decode_flags.h"
+#include "cli/ranks.h"
+#include "parlat/base/error.h"
+#include "parlat/base/progress.h"
+#include "parlat/base/units.h"
+#include "parlat/bench/rank_runner.h"
+#include "parlat/decode/evaluate.h"
+#include "parlat/io/files.h"
+#include "parlat/io/tokenizer.h"
+
+namespace parlat {
+
+namespace {
+
+struct Flags {
+  DecodeFlags decode;
+  std::filesystem::path data;
+  std::vector<std::string> layouts;
+  std::string reference = "mla";
+  int64_t window = 512, max_tokens = 0, prompt = 0;
+  bool copied = false;
+};
+
+struct Row {
+  LayoutSpec layout;
+  Evaluation sums;
+  double cache_bytes_per_token = 0;
+  double max_error = 0;
+};
+
+struct Text {
+  std::vector<std::vector<int64_t>> windows;
+  int64_t from = 1;
+  EvaluationOptions options;
+};
+
+Text make_text(const Flags& flags, const ModelConfig& config) {
+  const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.decode.model);
+  if (flags.window < 2 || flags.window > config.max_positions) {
+    throw ConfigError("sequence: expected 2 to the context of {}, got {}", config.max_positions, flags.window);
+  }
+  const std::vector<int64_t> tokens = tokenizer->encode(read_text(flags.data));
+  Text text;
+  text.options = {.window = flags.window,
+                  .max_tokens = flags.max_tokens,
+                  .prefill = exact_prefill(flags.decode) ? PrefillMode::kExact : PrefillMode::kSliced,
+                  .prompt = flags.prompt > 0 ? flags.prompt : flags.window / 2};
+  if (flags.copied) {
+    text.windows = copied_windows(tokens, flags.window, flags.data.string());
+    text.from = flags.window / 2;
+  } else {
+    text.windows = text_windows(tokens, flags.window, flags.data.string());
+    if (text.options.prefill == PrefillMode::kExact) text.from = text.options.prompt;
+  }
+  if (flags.max_tokens > 0) {
+    const int64_t each = flags.window - text.from;
+    const size_t needed = static_cast<size_t>((flags.max_tokens + each - 1) / each);
+    if (needed < text.windows.size()) text.windows.resize(needed);
+  }
+  return text;
+}
+
+std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config, const Text& text, Communicator& comm) {
+  const auto decoder_of = [&](const LayoutSpec& layout) {
+    // A window, and what page borders on every rank waste.
+    return make_decoder(flags.decode, config, layout, flags.window + kPageTokens * comm.size(), comm);
+  };
+  std::unique_ptr<Decoder> reference;
+  if (flags.reference != "none") reference = decoder_of(layout_spec(flags.reference, 0, comm.size()));
+  std::vector<Row> rows;
+  for (const std::string& layout : flags.layouts) {
+    const LayoutSpec spec = layout_spec(layout,
+                                        flags.decode.groups == 0             ? 0
+                                        : layout == "mla" || layout == "dcp" ? 1
+                                                                             : flags.decode.groups,
+                                        comm.size());
+    const std::unique_ptr<Decoder> decoder = decoder_of(spec);
+    Progress progress("eval " + layout, static_cast<int64_t>(text.windows.size()), "windows",
+                      flags.decode.common.quiet || comm.rank() != 0);
+    const Evaluation sums = evaluate(*decoder, reference.get(), text.windows, text.from, text.options,
+                                     [&](int64_t done) { progress.update(done); });
+    rows.push_back({.layout = spec, .sums = sums, .cache_bytes_per_token = decoder->cache_bytes_per_token()});
+  }
+  return rows;
+}
+
+nlohmann::json to_json(const Row& row, const Flags& flags, int ranks, bool reference) {
+  const double n = static_cast<double>(row.sums.tokens);
+  nlohmann::json json = {{"layout", name(row.layout.layout)},
+                         {"groups", row.layout.groups},
+                         {"ranks", ranks},
+                         {"sequence", flags.window},
+                         {"prefill", flags.decode.prefill},
+                         {"dtype", flags.decode.common.dtype},
+                         {"tokens", row.sums.tokens},
+                         {"loss", row.sums.loss / n},
+                         {"perplexity", row.sums.perplexity()},
+                         {"accuracy", static_cast<double>(row.sums.correct) / n},
+                         {"cache_bytes_per_token", row.cache_bytes_per_token}};
+  if (reference) {
+    json["kl"] = row.sums.kl / n;
+    json["agreement"] = static_cast<double>(row.sums.agreed) / n;
+  }
+  return json;
+}
+
+void run_eval(Flags& flags) {
+  const ModelConfig config = load_model_config(flags.decode.model);
+  if (flags.layouts.empty()) flags.layouts = {flags.decode.layout};
+  const Text text = make_text(flags, config);
+  with_ranks(flags.decode.common, [&](Communicator& comm) {
+    const std::vector<Row> rows = evaluate_layouts(flags, config, text, comm);
+    if (comm.rank() != 0) return;
+    const bool reference = flags.reference != "none";
+    std::vector<std::vector<std::string>> table = {{"layout", "groups", "ranks", "tokens", "perplexity",
+                                                    "KL to " + flags.reference, "same top 1", "accuracy",
+                                                    "cache a token and rank"}};
+    nlohmann::json json = nlohmann::json::array();
+    for (const Row& row : rows) {
+      json.push_back(to_json(row, flags, comm.size(), reference));
+      const nlohmann::json& r = json.back();
+      table.push_back(
+          {std::string(name(row.layout.layout)), fmt::format("{}", row.layout.groups), fmt::format("{}", comm.size()),
+           format_count(row.sums.tokens), fmt::format("{:.4f}", row.sums.perplexity()),
+           reference ? fmt::format("{:.5f}", r.at("kl").get<double>()) : "-",
+           reference ? fmt::format("{:.2f} %", 100 * r.at("agreement").get<double>()) : "-",
+           fmt::format("{:.4f}", r.at("accuracy").get<double>()), fmt::format("{:.0f} B", row.cache_bytes_per_token)});
+    }
+    print_table(table);
+    write_record(flags.decode.common, "eval",
+                 {{"model", flags.decode.model.string()}, {"data", flags.data.string()}, {"copied", flags.copied}},
+                 json);
+  });
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* const command =
+      app.add_subcommand("eval", "perplexity of a text, and how far each layout is from the exact one");
+  add_decode_flags(*command, flags->decode);
+  flags->decode.prefill = "sliced";
+  const CLI::Range count(int64_t{0}, int64_t{1} << 40);
+  command->add_option("--data", flags->data, "UTF-8 text")->required();
+  command->add_option("--layouts", flags->layouts, "several layouts, one row each, instead of --layout")
+      ->delimiter(',');
+  command->add_option("--reference", flags->reference, "layout that KL and agreement refer to, or none")
+      ->capture_default_str();
+  command->add_option("--sequence", flags->window, "tokens of a window")->check(count)->capture_default_str();
+  command->add_option("--tokens", flags->max_tokens, "predicted tokens at most (0: all)")->check(count);
+  command
+      ->add_option("--prompt", flags->prompt,
+                   "with --prefill exact: tokens of each window that are prefilled and not counted (0: half)")
+      ->check(count);
+  command->add_flag("--copied", flags->copied, "windows of a passage and its copy; counted: the copy");
+  command->callback([flags] { run_eval(*flags); });
+}
+
+}  // namespace parlat

@@ -1,0 +1,171 @@
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/decode_flags.h"
+#include "parlat/base/error.h"
+#include "parlat/base/log.h"
+#include "parlat/decode/engine.h"
+#include "parlat/io/files.h"
+#include "parlat/io/tokenizer.h"
+
+namespace parlat {
+
+namespace {
+
+struct Flags {
+  DecodeFlags decode;
+  std::vector<std::string> prompts;
+  std::filesystem::path prompt_file;
+  Request request;
+  int64_t chunk = 512;
+  bool ignore_end = false;
+};
+
+// From config.json and generation_config.json: one token or several.
+void add_end_tokens(const nlohmann::json& config, std::vector<int64_t>& tokens) {
+  const auto found = config.find("eos_token_id");
+  if (found == config.end()) return;
+  for (const nlohmann::json& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    if (token.is_number_integer()) tokens.push_back(token.get<int64_t>());
+  }
+}
+
+std::vector<int64_t> end_tokens(const Flags& flags, const ModelConfig& config) {
+  std::vector<int64_t> tokens;
+  if (flags.ignore_end) return tokens;
+  add_end_tokens(config.hf, tokens);
+  const std::filesystem::path generation = flags.decode.model / "generation_config.json";
+  std::error_code ignored;
+  if (std::filesystem::exists(generation, ignored)) {
+    if (const nlohmann::json json = read_json(generation); json.is_object()) add_end_tokens(json, tokens);
+  }
+  return tokens;
+}
+
+std::vector<Request> make_requests(const Flags& flags, const ModelConfig& config, const Tokenizer& tokenizer) {
+  std::vector<std::string> prompts = flags.prompts;
+  if (!flags.prompt_file.empty()) prompts.push_back(read_text(flags.prompt_file));
+  if (prompts.empty()) throw ConfigError("prompt: expected --prompt or --prompt-file");
+  std::vector<Request> requests;
+  for (const std::string& prompt : prompts) {
+    Request request = flags.request;
+    request.prompt = tokenizer.prefix();
+    const std::vector<int64_t> tokens = tokenizer.encode(prompt);
+    request.prompt.insert(request.prompt.end(), tokens.begin(), tokens.end());
+    // A model needs something to go on from; without a first token of its own, the end of a document is where texts
+    // begin.
+    if (request.prompt.empty()) request.prompt = {tokenizer.end_of_document()};
+    request.stop_tokens = end_tokens(flags, config);
+    request.sampling.seed = flags.decode.common.seed + requests.size();
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// One prompt: text as it comes. Several: each whole when it ends.
+class Printer {
+ public:
+  Printer(const Tokenizer& tokenizer, size_t count) : texts_(count), tokens_(count), finishes_(count) {
+    for (size_t i = 0; i < count; ++i) streams_.emplace_back(tokenizer);
+  }
+
+  void take(const Emission& emission) {
+    tokens_[emission.request].push_back(emission.token);
+    const bool stop_token = emission.finish == Finish::kStopToken;
+    std::string& text = texts_[emission.request];
+    std::string piece = stop_token ? "" : streams_[emission.request].push(emission.token);
+    if (emission.finish) piece += streams_[emission.request].finish();
+    text += piece;
+    if (texts_.size() == 1) print(piece);
+    if (emission.finish) finish(emission);
+  }
+
+  nlohmann::json rows(const std::vector<Request>& requests) const {
+    nlohmann::json all = nlohmann::json::array();
+    for (size_t i = 0; i < requests.size(); ++i) {
+      all.push_back({{"request", i},
+                     {"prompt_tokens", requests[i].prompt},
+                     {"tokens", tokens_[i]},
+                     {"seed", requests[i].sampling.seed},
+                     {"finish", finishes_[i]}});
+    }
+    return all;
+  }
+
+ private:
+  static void print(const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  }
+
+  void finish(const Emission& emission) {
+    if (texts_.size() > 1) print(fmt::format("--- {}\n{}", emission.request, texts_[emission.request]));
+    print("\n");
+    finishes_[emission.request] = name(*emission.finish);
+    log_info(fmt::format("request {}: ended by {}", emission.request, name(*emission.finish)));
+  }
+
+  std::vector<TextStream> streams_;
+  std::vector<std::string> texts_;
+  std::vector<std::vector<int64_t>> tokens_;
+  std::vector<std::string> finishes_;
+};
+
+void run_generate(const Flags& flags) {
+  const ModelConfig config = load_model_config(flags.decode.model);
+  const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.decode.model);
+  const std::vector<Request> requests = make_requests(flags, config, *tokenizer);
+  int64_t cache_tokens = 0;
+  for (const Request& request : requests) {
+    cache_tokens += (static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens + kPageTokens) / kPageTokens *
+                    kPageTokens;
+  }
+  with_ranks(flags.decode.common, [&](Communicator& comm) {
+    const LayoutSpec layout = layout_spec(flags.decode.layout, flags.decode.groups, comm.size());
+    const auto decoder =
+        make_decoder(flags.decode, config, layout,
+                     cache_tokens + kPageTokens * comm.size() * static_cast<int64_t>(requests.size()), comm);
+    Engine engine(*decoder, {.prefill_chunk = flags.chunk, .exact_prefill = exact_prefill(flags.decode)});
+    for (const Request& request : requests) engine.submit(request);
+    Printer printer(*tokenizer, requests.size());
+    while (!engine.idle()) {
+      for (const Emission& emission : engine.step()) {
+        if (comm.rank() == 0) printer.take(emission);
+      }
+    }
+    if (comm.rank() == 0) {
+      write_record(flags.decode.common, "generate",
+                   {{"model", flags.decode.model.string()},
+                    {"layout", name(layout.layout)},
+                    {"groups", layout.groups},
+                    {"ranks", comm.size()},
+                    {"prefill", flags.decode.prefill}},
+                   printer.rows(requests));
+    }
+  });
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* const command = app.add_subcommand("generate", "text in, text out, streamed");
+  add_decode_flags(*command, flags->decode);
+  command->add_option("--prompt", flags->prompts, "text to go on from; several make a batch")->take_all();
+  command->add_option("--prompt-file", flags->prompt_file, "UTF-8 text to go on from");
+  command->add_option("--new-tokens", flags->request.max_new_tokens, "at most")->capture_default_str();
+  Sampling& sampling = flags->request.sampling;
+  command->add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
+  command->add_option("--top-k", sampling.top_k, "draw from the k likeliest (0: all)")->capture_default_str();
+  command->add_option("--top-p", sampling.top_p, "draw from the likeliest that add up to p")->capture_default_str();
+  command->add_option("--prefill-chunk", flags->chunk, "tokens of a prompt in one pass")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  command->add_flag("--ignore-end", flags->ignore_end, "go on past end tokens");
+  command->callback([flags] { run_generate(*flags); });
+}
+
+}  // namespace parlat

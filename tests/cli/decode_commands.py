@@ -1,0 +1,214 @@
+"""The commands that decode, as processes: the same tokens as transformers, what conversion keeps and gains, bad requests.
+
+Models are made here by transformers; where shared/models lies beside the checkout, the trained one there is used too.
+
+usage: decode_commands.py PROGRAM
+"""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+warnings.simplefilter("ignore", FutureWarning)
+PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
+SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared"
+NOVEL = SHARED / "models/novel"
+TEXTS = SHARED / "data/novels"
+COMMON = dict(
+    vocab_size=300, hidden_size=48, intermediate_size=80, num_hidden_layers=3, num_attention_heads=8,
+    num_key_value_heads=8, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, kv_lora_rank=32,
+    max_position_embeddings=512, moe_intermediate_size=24, first_k_dense_replace=1, n_shared_experts=1,
+    num_experts_per_tok=3, initializer_range=0.2, bos_token_id=None, eos_token_id=None)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, mscale=0.707, mscale_all_dim=0.707, beta_fast=32,
+            beta_slow=1, original_max_position_embeddings=16)
+FAMILIES = {
+    "v2": transformers.DeepseekV2Config(**COMMON, q_lora_rank=None, n_routed_experts=6, topk_method="greedy",
+                                        norm_topk_prob=False, rope_parameters=YARN),
+    "v3": transformers.DeepseekV3Config(**COMMON, q_lora_rank=20, n_routed_experts=12, n_group=3, topk_group=2,
+                                        routed_scaling_factor=2.5, norm_topk_prob=True),
+}
+
+
+def byte_tokenizer():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+class Commands(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def family(self, name):
+        path = self.folder / name
+        torch.manual_seed(3)
+        config = FAMILIES[name]
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data += 0.2 * torch.randn_like(parameter)
+        model.save_pretrained(path)
+        byte_tokenizer().save(str(path / "tokenizer.json"))
+        return path, model
+
+    def run_program(self, *arguments, code=0):
+        done = subprocess.run([str(PROGRAM), *map(str, arguments)], capture_output=True, text=True, timeout=600)
+        self.assertEqual(done.returncode, code, done.stderr[-2000:])
+        return done
+
+    def rows(self, command, *arguments):
+        record = self.folder / "record.json"
+        self.run_program(command, *arguments, "--json", record, "--quiet")
+        return json.loads(record.read_text())["rows"]
+
+    def greedy(self, model, prompt, count):
+        ids, out = torch.tensor([prompt]), []
+        cache = None
+        with torch.no_grad():
+            for _ in range(count):
+                step = model(ids, past_key_values=cache, use_cache=True)
+                cache = step.past_key_values
+                out.append(int(step.logits[0, -1].argmax()))
+                ids = torch.tensor([[out[-1]]])
+        return out
+
+    def expect_same_tokens(self, path, model, prompts, count, runs):
+        given = [argument for prompt in prompts for argument in ("--prompt", prompt)]
+        want = None
+        for layout, ranks in runs:
+            rows = self.rows("generate", "--model", path, *given, "--new-tokens", count, "--ignore-end", "--layout",
+                             layout, "--ranks", f"local:{ranks}")
+            want = want or [self.greedy(model, row["prompt_tokens"], count) for row in rows]
+            for row, tokens in zip(rows, want, strict=True):
+                self.assertEqual(row["tokens"], tokens, f"{path.name}, {layout} on {ranks}, request {row['request']}")
+
+    def test_greedy_tokens_are_those_of_transformers(self):
+        prompts = ["a", "def f(x):\n    return x", "It was the best of times, it was the worst of times. " * 3, "no", "12"]
+        for name in FAMILIES:
+            path, model = self.family(name)
+            self.expect_same_tokens(path, model, prompts[1:2], 60, [("mla", 1), ("dcp", 8)])
+            self.expect_same_tokens(path, model, prompts, 40, [("mla", 2), ("mla", 3), ("dcp", 4)])
+
+    @unittest.skipUnless(NOVEL.exists(), "no shared/models beside the checkout")
+    def test_the_trained_model_writes_as_in_transformers(self):
+        model = transformers.AutoModelForCausalLM.from_pretrained(NOVEL, dtype=torch.float32).eval()
+        prompts = ["It was", "My father's family name being Pirrip, and my Christian name Philip, my infant tongue",
+                   "Chapter 1\n\n", "said Joe", "The marshes"]
+        self.expect_same_tokens(NOVEL, model, prompts[1:2], 200,
+                                [("mla", 1), ("mla", 2), ("mla", 3), ("mla", 4), ("mla", 8), ("dcp", 2), ("dcp", 3)])
+        self.expect_same_tokens(NOVEL, model, prompts, 200, [("mla", 1), ("dcp", 4), ("dcp", 8)])
+
+    @unittest.skipUnless(NOVEL.exists(), "no shared/models beside the checkout")
+    def test_perplexity_is_that_of_transformers(self):
+        text = TEXTS / "great-expectations.txt"
+        row = self.rows("eval", "--model", NOVEL, "--data", text, "--reference", "none", "--tokens", 5110)[0]
+        model = transformers.AutoModelForCausalLM.from_pretrained(NOVEL, dtype=torch.float32).eval()
+        ids = Tokenizer.from_file(str(NOVEL / "tokenizer.json")).encode(text.read_text(), add_special_tokens=False).ids
+        windows = torch.tensor(ids[: 10 * 512]).view(10, 512)
+        with torch.no_grad():
+            log_p = torch.cat([model(w[None]).logits[:, :-1] for w in windows]).double().log_softmax(-1)
+        loss = -log_p.gather(2, windows[:, 1:, None]).mean().item()
+        self.assertEqual(row["tokens"], 5110)
+        self.assertLess(abs(row["perplexity"] / torch.tensor(loss).exp().item() - 1), 1e-4)
+
+    def test_rotated_copies_are_read_by_transformers(self):
+        text = pathlib.Path(__file__)
+        for name in FAMILIES:
+            path, model = self.family(name)
+            for transform in ("hadamard", "pca"):
+                out = self.folder / f"{name}-{transform}"
+                self.run_program("convert", "--model", path, "--out", out, "--transform", transform, "--groups", "2,4",
+                                 "--calibration", text, "--calibration-tokens", 1024, "--sequence", 128)
+                copy, info = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32,
+                                                                               output_loading_info=True)
+                self.assertFalse({key: names for key, names in info.items() if names})
+                ids = torch.arange(200).view(2, 100)
+                with torch.no_grad():
+                    want, got = model(ids).logits, copy.eval()(ids).logits
+                self.assertLess(((got - want).abs().max() / want.abs().max()).item(), 1e-4, f"{name} {transform}")
+                self.rows("eval", "--model", out, "--data", text, "--layout", "tpla", "--ranks", "local:2",
+                          "--sequence", 64, "--tokens", 100)
+
+    @unittest.skipUnless(NOVEL.exists(), "no shared/models beside the checkout")
+    def test_balanced_slices_lose_least(self):
+        calibration = [TEXTS / "david-copperfield.txt", TEXTS / "middlemarch.txt"]
+        kl = {}
+        for transform in ("pca", "balanced"):
+            out = self.folder / transform
+            self.run_program("convert", "--model", NOVEL, "--out", out, "--transform", transform, "--groups", "2",
+                             "--calibration", *calibration, "--calibration-tokens", 16384, "--fit-steps", 100)
+            row = self.rows("eval", "--model", out, "--data", TEXTS / "great-expectations.txt", "--layout", "tpla",
+                            "--ranks", "local:2", "--tokens", 2000)[0]
+            kl[transform] = row["kl"]
+        self.assertLess(kl["balanced"], 0.5 * kl["pca"])
+
+    def test_sampling_repeats_and_follows_the_seed(self):
+        path, _ = self.family("v3")
+        tokens = lambda *more: self.rows("generate", "--model", path, "--prompt", "x", "--new-tokens", 30,
+                                         "--temperature", 1, *more)[0]["tokens"]
+        self.assertEqual(tokens("--seed", 5), tokens("--seed", 5, "--ranks", "local:2", "--layout", "dcp"))
+        self.assertNotEqual(tokens("--seed", 5), tokens("--seed", 6))
+
+    def test_bad_requests_get_one_line(self):
+        path, _ = self.family("v3")
+        broken = self.folder / "broken"
+        shutil.copytree(path, broken)
+        weights = broken / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        no_tokenizer = self.folder / "no-tokenizer"
+        shutil.copytree(path, no_tokenizer)
+        (no_tokenizer / "tokenizer.json").unlink()
+        empty = self.folder / "empty.txt"
+        empty.write_text("")
+        generate = ["generate", "--prompt", "x", "--new-tokens", 3, "--model"]
+        evaluate = ["eval", "--data", __file__, "--model", path]
+        for code, words, arguments in [
+            (2, "expected one of mla, gla, tpla, dcp, tpla-dcp, got 'mlp'", [*generate, path, "--layout", "mlp"]),
+            (2, "groups that divide the 3 ranks, got 2", [*generate, path, "--layout", "tpla", "--groups", 2, "--ranks",
+                                                          "local:3"]),
+            (2, "at most 8 ranks", [*generate, path, "--ranks", "local:9"]),
+            (2, "expected exact or sliced", [*generate, path, "--prefill", "some"]),
+            (2, "expected fp32 or bf16", [*generate, path, "--dtype", "fp16"]),
+            (2, "temperature", [*generate, path, "--temperature", "-1"]),
+            (2, "fewer tokens than the context of 512", ["generate", "--model", path, "--prompt", "x" * 600]),
+            (3, "tokenizer.json", [*generate, no_tokenizer]),
+            (3, "model.safetensors", [*generate, broken]),
+            (3, "nowhere", [*generate, self.folder / "nowhere"]),
+            (3, "empty.txt", ["eval", "--data", empty, "--model", path]),
+            (3, "no safetensors file", [*evaluate, "--layout", "tpla", "--ranks", "local:2", "--slices", __file__]),
+            (2, "sequence", [*evaluate, "--sequence", 1000]),
+            (2, "expected one of hadamard, pca, balanced", ["convert", "--model", path, "--out", self.folder / "o",
+                                                            "--transform", "x", "--calibration", __file__]),
+        ]:
+            done = self.run_program(*arguments, "--quiet", code=code)
+            self.assertRegex(done.stderr, "^parlat: error: [^\n]*\n$")
+            self.assertIn(words, done.stderr)
+
+    def test_an_empty_prompt_and_the_end_of_the_context_are_no_accidents(self):
+        path, model = self.family("v2")
+        row = self.rows("generate", "--model", path, "--prompt", "x" * 500, "--new-tokens", 100, "--ignore-end")[0]
+        self.assertEqual((len(row["tokens"]), row["finish"]), (12, "context limit"))
+        done = subprocess.run([str(PROGRAM), "generate", "--model", str(path), "--prompt", "", "--new-tokens", "3"],
+                              capture_output=True, text=True, timeout=60)
+        self.assertIn(done.returncode, (0, 2), done.stderr)
+        if done.returncode == 2:
+            self.assertRegex(done.stderr, "^parlat: error: [^\n]*\n$")
+
+
+if __name__ == "__main__":
+    unittest.main()
