@@ -36,7 +36,7 @@ void catch_interrupts() {
 
 struct Flags {
   CommonOptions common;
-  std::string model_config;
+  std::string model_config, tokenizer;
   TextSpec text;
   std::string form = "laga", sharding = "contiguous", schedule = "cosine";
   TrainSettings settings;
@@ -50,6 +50,7 @@ void add_flags(CLI::App& command, Flags& flags) {
   };
   option("--model-config", flags.model_config, "built-in name, config.json, or a folder with one (tiny, or --init's)");
   option("--init", s.init, "folder of a Hugging Face checkpoint whose weights to start from");
+  option("--tokenizer", flags.tokenizer, "bytes, or a folder with tokenizer.json (--init's if it has one, or bytes)");
   option("--data", flags.text.files, "text files, each one document")->required();
   option("--eval-data", flags.text.evaluation_file, "text file to evaluate on, instead of a held-out part of --data");
   option("--eval-fraction", flags.text.evaluation_fraction, "part of the sequences to hold out");
@@ -78,8 +79,18 @@ void add_flags(CLI::App& command, Flags& flags) {
   option("--clip", s.adamw.clip, "largest norm of the gradient (0: any)");
 }
 
-TrainSettings resolve(const Flags& flags, int ranks) {
+std::unique_ptr<Tokenizer> choose_tokenizer(const Flags& flags) {
+  const std::filesystem::path& init = flags.settings.init;
+  std::error_code missing;
+  const bool from_init = !init.empty() && std::filesystem::exists(init / "tokenizer.json", missing);
+  if (flags.tokenizer.empty() && from_init) return load_tokenizer(init);
+  if (flags.tokenizer.empty() || flags.tokenizer == "bytes") return make_byte_tokenizer();
+  return load_tokenizer(flags.tokenizer);
+}
+
+TrainSettings resolve(const Flags& flags, const Tokenizer& tokenizer, int ranks) {
   TrainSettings settings = flags.settings;
+  settings.tokenizer_files = tokenizer.files();
   settings.dtype = parse_dtype(flags.common.dtype);
   settings.seed = flags.common.seed;
   settings.quiet = flags.common.quiet;
@@ -135,7 +146,7 @@ void run_train(const Flags& flags) {
   const ModelConfig config = load_model_config(init_config                  ? flags.settings.init.string()
                                                : flags.model_config.empty() ? "tiny"
                                                                             : flags.model_config);
-  const std::unique_ptr<Tokenizer> tokenizer = make_byte_tokenizer();
+  const std::unique_ptr<Tokenizer> tokenizer = choose_tokenizer(flags);
   if (tokenizer->vocab_size() > config.vocab_size) {
     throw ConfigError("model-config: expected a vocabulary of at least the {} tokens of the {} tokenizer, got {}",
                       tokenizer->vocab_size(), tokenizer->name(), config.vocab_size);
@@ -145,7 +156,7 @@ void run_train(const Flags& flags) {
   std::atomic<bool> interrupted = false;
   catch_interrupts();
   with_ranks(flags.common, [&](Communicator& world) {
-    const TrainSettings settings = resolve(flags, world.size());
+    const TrainSettings settings = resolve(flags, *tokenizer, world.size());
     const TrainResult result = train(settings, config, text, world, [] { return interrupts > 0; });
     if (result.interrupted) interrupted = true;
     if (world.rank() != 0) return;

@@ -102,8 +102,10 @@ namespace {
 PackedText pack_files(const std::vector<std::filesystem::path>& files, int64_t sequence, const Tokenizer& tokenizer) {
   std::vector<std::vector<int64_t>> documents;
   for (const std::filesystem::path& file : files) {
-    documents.push_back(tokenizer.encode(read_text(file)));
-    documents.back().push_back(tokenizer.end_of_document());
+    std::vector<int64_t>& document = documents.emplace_back(tokenizer.prefix());
+    const std::vector<int64_t> tokens = tokenizer.encode(read_text(file));
+    document.insert(document.end(), tokens.begin(), tokens.end());
+    document.push_back(tokenizer.end_of_document());
   }
   return PackedText(documents, sequence);
 }

@@ -63,8 +63,8 @@ struct TrainingText {
   std::optional<PackedText> evaluation;
 };
 
-// Reads and packs text; each file is one document, followed by the tokenizer's end of document. Throws DataError for
-// files that can't be read and for text that fills no sequence, ConfigError for impossible settings.
+// Reads and packs text; each file is one document, between the tokenizer's prefix and its end of document. Throws
+// DataError for files that can't be read and for text that fills no sequence, ConfigError for impossible settings.
 TrainingText load_training_text(const TextSpec& spec, const Tokenizer& tokenizer);
 
 // Which sequence is the k-th to be trained on, k = 0, 1, ...: every epoch visits all sequences in a new seeded order.

@@ -4,9 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
-
 #include <string>
+
 #include "parlat/config/model_config.h"
 #include "parlat/config/parallel.h"
 #include "parlat/train/data.h"
@@ -26,9 +27,10 @@ struct TrainSettings {
   int64_t steps = 100;
   LearningRate learning_rate;
   AdamWSpec adamw;
-  int64_t evaluate_every = 0;    // steps; 0: at the end only
-  int64_t checkpoint_every = 0;  // steps; 0: at the end only
-  int64_t keep = 3;              // checkpoints
+  int64_t evaluate_every = 0;                          // steps; 0: at the end only
+  int64_t checkpoint_every = 0;                        // steps; 0: at the end only
+  int64_t keep = 3;                                    // checkpoints
+  std::map<std::string, std::string> tokenizer_files;  // by name, beside the weights of every checkpoint
   at::ScalarType dtype = at::kFloat;
   uint64_t seed = 1;
   bool quiet = false;

@@ -256,6 +256,7 @@ std::filesystem::path Trainer::save(int64_t steps) {
   return Checkpoints(checkpoints_of(settings_), settings_.keep)
       .save(steps, {{"step", steps}, {"settings", description_}}, [&](const std::filesystem::path& folder) {
         save_weights(folder, config_, table);
+        for (const auto& [name, bytes] : settings_.tokenizer_files) write_file_atomically(folder / name, bytes);
         write_safetensors(folder / Checkpoints::kOptimizerFile, state);
       });
 }

@@ -7,6 +7,7 @@ import json
 import pathlib
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import tempfile
 import time
 import unittest
 
+import transformers
+
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
+TOKENIZER = pathlib.Path(__file__).resolve().parent.parent / "io/tokenizers/gpt2/tokenizer.json"
 MODEL = {
     "model_type": "deepseek_v3", "vocab_size": 257, "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "qk_nope_head_dim": 8,
@@ -133,6 +137,35 @@ class TrainProcess(unittest.TestCase):
                          sum(value for kind, value in row["sent_bytes"].items() if kind != "total"))
         self.assertIn("absorbed", done.stdout)
         self.assertIn(str(out / "metrics.jsonl"), done.stdout)
+
+    def test_checkpoints_carry_their_tokenizer(self):
+        text = self.text.read_text()
+        folder, pairs, bytes_out = (self.folder / name for name in ("tokenizer", "pairs", "bytes"))
+        folder.mkdir()
+        shutil.copy(TOKENIZER, folder)
+        (folder / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+        config = self.folder / "larger.json"
+        config.write_text(json.dumps(MODEL | {"vocab_size": 1100}))
+        few = ("--model-config", str(config), "--steps", "1")
+
+        failed = self.run_train(pairs, "--tokenizer", str(folder))
+        self.assertEqual((failed.returncode, failed.stdout), (2, ""))
+        self.assertIn("expected a vocabulary of at least the 1005 tokens", failed.stderr)
+
+        self.succeed(pairs, *few, "--tokenizer", str(folder))
+        checkpoint = pairs / "checkpoints/step-000001"
+        for file in folder.iterdir():
+            self.assertEqual((checkpoint / file.name).read_bytes(), file.read_bytes())
+        # What goes on from a checkpoint takes its tokenizer.
+        self.succeed(self.folder / "again", "--init", str(checkpoint), *few)
+        again = self.folder / "again/checkpoints/step-000001"
+        self.assertEqual((again / "tokenizer.json").read_bytes(), (folder / "tokenizer.json").read_bytes())
+
+        self.succeed(bytes_out, *few)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(bytes_out / "checkpoints/step-000001")
+        self.assertEqual(tokenizer(text)["input_ids"], list(text.encode()))
+        self.assertEqual((tokenizer.eos_token_id, len(tokenizer)), (256, 257))
+        self.assertEqual(tokenizer.decode(list(text.encode())), text)
 
     def test_bad_requests_are_one_line(self):
         out = self.folder / "run"
