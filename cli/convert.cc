@@ -7,7 +7,6 @@
 #include "parlat/base/progress.h"
 #include "parlat/base/units.h"
 #include "parlat/convert/convert.h"
-#include "parlat/decode/evaluate.h"
 #include "parlat/io/files.h"
 #include "parlat/io/tokenizer.h"
 
@@ -23,21 +22,27 @@ struct Flags {
   ConvertOptions options;
 };
 
-// The same number of windows from the beginning of each text, so many tokens in all.
+// So many tokens in windows at even distances through all texts; texts that fill no window are passed over.
 std::vector<std::vector<int64_t>> calibration_windows(const Flags& flags, const ModelConfig& config) {
   if (flags.window < 2 || flags.window > config.max_positions) {
     throw ConfigError("sequence: expected 2 to the context of {}, got {}", config.max_positions, flags.window);
   }
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.options.model);
-  const int64_t texts = static_cast<int64_t>(flags.calibration.size());
-  const int64_t each = std::max<int64_t>(1, flags.tokens / flags.window / texts);
-  std::vector<std::vector<int64_t>> windows;
+  std::vector<std::vector<int64_t>> all;
   for (const std::filesystem::path& path : flags.calibration) {
-    const std::string text = read_text(path);
-    std::vector<std::vector<int64_t>> own = text_windows(tokenizer->encode(text), flags.window, path.string());
-    own.resize(std::min<size_t>(own.size(), each));
-    windows.insert(windows.end(), own.begin(), own.end());
+    const std::vector<int64_t> tokens = tokenizer->encode(read_text(path));
+    for (size_t begin = 0; begin + flags.window <= tokens.size(); begin += flags.window) {
+      all.emplace_back(tokens.begin() + begin, tokens.begin() + begin + flags.window);
+    }
   }
+  if (all.empty()) {
+    throw DataError("{}: expected at least one window of {} tokens in the calibration texts, got none",
+                    flags.calibration.front().string(), flags.window);
+  }
+  const size_t wanted = std::max<int64_t>(1, flags.tokens / flags.window);
+  if (wanted >= all.size()) return all;
+  std::vector<std::vector<int64_t>> windows;
+  for (size_t i = 0; i < wanted; ++i) windows.push_back(std::move(all[i * all.size() / wanted]));
   return windows;
 }
 

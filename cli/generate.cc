@@ -8,6 +8,7 @@
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
 #include "parlat/decode/engine.h"
+#include "parlat/decode/handoff.h"
 #include "parlat/io/files.h"
 #include "parlat/io/tokenizer.h"
 
@@ -21,6 +22,7 @@ struct Flags {
   std::filesystem::path prompt_file;
   Request request;
   int64_t chunk = 512;
+  int prefill_ranks = 0;
   bool ignore_end = false;
 };
 
@@ -114,38 +116,78 @@ class Printer {
   std::vector<std::string> finishes_;
 };
 
+int64_t cache_tokens(const std::vector<Request>& requests, int ranks) {
+  int64_t tokens = 0;
+  for (const Request& request : requests) {
+    // Whole pages on every rank.
+    tokens += static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens + kPageTokens * ranks;
+  }
+  return tokens;
+}
+
+// The ranks that only run prompts.
+void serve_prompts(const Flags& flags, const ModelConfig& config, const std::vector<Request>& requests,
+                   const HandoffPlan& plan, Communicator& own, Communicator& world) {
+  int64_t longest = 0;
+  for (const Request& request : requests) longest = std::max<int64_t>(longest, request.prompt.size());
+  const auto decoder = make_decoder(flags.decode, config, {}, longest, own);
+  for (const Request& request : requests) {
+    Decoder::Prefill state{.slot = decoder->add_sequence(request.prompt.size()), .done = 0, .latents = {}};
+    Tensor hidden_nD;
+    for (size_t begin = 0; begin < request.prompt.size(); begin += flags.chunk) {
+      const auto end = std::min<size_t>(begin + flags.chunk, request.prompt.size());
+      hidden_nD = decoder->prefill(state, {request.prompt.begin() + begin, request.prompt.begin() + end});
+    }
+    hand_over(plan, state.latents, decoder->logits(hidden_nD.narrow(0, hidden_nD.size(0) - 1, 1))[0], world);
+    decoder->release(state.slot);
+  }
+}
+
+void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& tokenizer,
+              const std::vector<Request>& requests, Communicator& world) {
+  const bool separate = flags.prefill_ranks > 0;
+  const int decode_ranks = world.size() - flags.prefill_ranks;
+  const LayoutSpec layout = layout_spec(flags.decode.layout, flags.decode.groups, std::max(decode_ranks, 1));
+  HandoffPlan plan;
+  std::unique_ptr<Communicator> group;
+  if (separate) {
+    const ModelSource source{.directory = flags.decode.model, .slices = flags.decode.slices, .seed = 1};
+    plan = make_handoff_plan(source, config, layout, flags.prefill_ranks, world.size());
+    group = world.split(world.rank() < flags.prefill_ranks ? 0 : 1);
+    if (world.rank() < flags.prefill_ranks) return serve_prompts(flags, config, requests, plan, *group, world);
+  }
+  Communicator& comm = separate ? *group : world;
+  const auto decoder = make_decoder(flags.decode, config, layout, cache_tokens(requests, comm.size()), comm);
+  EngineOptions options{.prefill_chunk = flags.chunk, .exact_prefill = exact_prefill(flags.decode)};
+  if (separate) {
+    options.remote_prefill = [&](int64_t slot, int64_t tokens) {
+      return take_over(plan, *decoder, slot, tokens, world);
+    };
+  }
+  Engine engine(*decoder, options);
+  for (const Request& request : requests) engine.submit(request);
+  Printer printer(tokenizer, requests.size());
+  while (!engine.idle()) {
+    for (const Emission& emission : engine.step()) {
+      if (comm.rank() == 0) printer.take(emission);
+    }
+  }
+  if (comm.rank() != 0) return;
+  write_record(flags.decode.common, "generate",
+               {{"model", flags.decode.model.string()},
+                {"layout", name(layout.layout)},
+                {"groups", layout.groups},
+                {"ranks", comm.size()},
+                {"prefill_ranks", flags.prefill_ranks},
+                {"prefill", flags.decode.prefill}},
+               printer.rows(requests));
+}
+
 void run_generate(const Flags& flags) {
   const ModelConfig config = load_model_config(flags.decode.model);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.decode.model);
   const std::vector<Request> requests = make_requests(flags, config, *tokenizer);
-  int64_t cache_tokens = 0;
-  for (const Request& request : requests) {
-    cache_tokens += (static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens + kPageTokens) / kPageTokens *
-                    kPageTokens;
-  }
-  with_ranks(flags.decode.common, [&](Communicator& comm) {
-    const LayoutSpec layout = layout_spec(flags.decode.layout, flags.decode.groups, comm.size());
-    const auto decoder =
-        make_decoder(flags.decode, config, layout,
-                     cache_tokens + kPageTokens * comm.size() * static_cast<int64_t>(requests.size()), comm);
-    Engine engine(*decoder, {.prefill_chunk = flags.chunk, .exact_prefill = exact_prefill(flags.decode)});
-    for (const Request& request : requests) engine.submit(request);
-    Printer printer(*tokenizer, requests.size());
-    while (!engine.idle()) {
-      for (const Emission& emission : engine.step()) {
-        if (comm.rank() == 0) printer.take(emission);
-      }
-    }
-    if (comm.rank() == 0) {
-      write_record(flags.decode.common, "generate",
-                   {{"model", flags.decode.model.string()},
-                    {"layout", name(layout.layout)},
-                    {"groups", layout.groups},
-                    {"ranks", comm.size()},
-                    {"prefill", flags.decode.prefill}},
-                   printer.rows(requests));
-    }
-  });
+  with_ranks(flags.decode.common, [&](Communicator& world) { generate(flags, config, *tokenizer, requests, world); });
 }
 
 }  // namespace
@@ -163,6 +205,10 @@ void add_generate(CLI::App& app) {
   command->add_option("--top-p", sampling.top_p, "draw from the likeliest that add up to p")->capture_default_str();
   command->add_option("--prefill-chunk", flags->chunk, "tokens of a prompt in one pass")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->capture_default_str();
+  command
+      ->add_option("--prefill-ranks", flags->prefill_ranks, "ranks that only run prompts, exactly; the others decode")
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_flag("--ignore-end", flags->ignore_end, "go on past end tokens");
   command->callback([flags] { run_generate(*flags); });

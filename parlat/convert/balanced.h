@@ -12,7 +12,6 @@ namespace parlat {
 struct BalancedOptions {
   int64_t groups = 2;
   int64_t steps = 300;
-  double learning_rate = 0.01;
   int64_t windows = 4, queries = 128;  // of each step
   uint64_t seed = 1;
 };
@@ -24,11 +23,10 @@ struct BalancedResult {
 
 // Our slicing (docs/slicing.md). Every rank has the whole, exactly normalised latent of a new token, so a slice may be
 // any linear map of it, scored and handed back through maps of its own; the checkpoint stays as it is. Starts from the
-// leading blocks of the covariance's eigenvectors with plain partial scores, the best linear estimates of the whole
-// ones, and then fits store, key and value maps to the layer's exact output on the samples by Adam, in coordinates in
-// which the latent is white. Deterministic.
+// best closed form (balanced_start.h) and fits store, key and value maps to the layer's exact output on the samples by
+// Adam, in coordinates in which the latent is white, at a rate that follows from the start's error. Never worse than
+// the start on queries that the fit has not seen. Deterministic.
 //   cost  a step: attention of windows x queries tokens over their windows, groups + 1 times, forward and backward
-BalancedResult balance(const LayerSamples& samples, const BalancedOptions& options,
-                       const std::function<void(int64_t)>& progress = nullptr);
+BalancedResult balance(const LayerSamples& samples, const BalancedOptions& options);
 
 }  // namespace parlat

@@ -182,6 +182,12 @@ void Decoder::store(int64_t layer, const Tensor& latent_nd, const Step& step) {
   cache_.write(layer, own_nd, step.places);
 }
 
+void Decoder::import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd) {
+  std::vector<LatentCache::Place> places;
+  for (int64_t row = 0; row < rows_nd.size(0); ++row) places.push_back({slot, row});
+  cache_.write(layer, rows_nd, places);
+}
+
 Tensor Decoder::sliced_attention(int64_t layer, const Tensor& q_nhd, const Step& step) {
   const AttentionShard& a = shard_.layers[layer].attention;
   const MlaDims& d = a.mla.dims();

@@ -46,6 +46,9 @@ class Decoder {
   };
   Tensor prefill(Prefill& state, const std::vector<int64_t>& tokens);
 
+  // Rows [n, w + R] of a layer that were made elsewhere: the first n of the slot on this rank.
+  void import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd);
+
   // hidden [m, D] -> [m, vocabulary] fp32, on every rank.
   Tensor logits(const Tensor& hidden_mD);
 

@@ -66,9 +66,22 @@ std::vector<Emission> Engine::step() {
 
 void Engine::prefill_chunk(std::vector<Emission>& emissions) {
   if (prefilling_.empty()) return;
-  Sequence& sequence = prefilling_.front();
+  const std::optional<Tensor> logits_V = run_prompt(prefilling_.front());
+  if (!logits_V) return;
+  Sequence done = std::move(prefilling_.front());
+  prefilling_.pop_front();
+  done.prefill.latents.clear();
+  if (emit(done, *logits_V, emissions)) running_.push_back(std::move(done));
+}
+
+std::optional<Tensor> Engine::run_prompt(Sequence& sequence) {
   const std::vector<int64_t>& prompt = sequence.request.prompt;
-  const int64_t end = std::min<int64_t>(sequence.length + options_.prefill_chunk, prompt.size());
+  const int64_t length = static_cast<int64_t>(prompt.size());
+  if (options_.remote_prefill) {
+    sequence.length = length;
+    return options_.remote_prefill(sequence.prefill.slot, length);
+  }
+  const int64_t end = std::min(sequence.length + options_.prefill_chunk, length);
   const std::vector<int64_t> tokens(prompt.begin() + sequence.length, prompt.begin() + end);
   Tensor hidden_nD;
   if (options_.exact_prefill) {
@@ -81,12 +94,8 @@ void Engine::prefill_chunk(std::vector<Emission>& emissions) {
     hidden_nD = decoder_.forward(rows);
   }
   sequence.length = end;
-  if (end < static_cast<int64_t>(prompt.size())) return;
-  sequence.prefill.latents.clear();
-  const Tensor logits_1V = decoder_.logits(hidden_nD.narrow(0, hidden_nD.size(0) - 1, 1));
-  Sequence done = std::move(sequence);
-  prefilling_.pop_front();
-  if (emit(done, logits_1V[0], emissions)) running_.push_back(std::move(done));
+  if (end < length) return std::nullopt;
+  return decoder_.logits(hidden_nD.narrow(0, hidden_nD.size(0) - 1, 1))[0];
 }
 
 void Engine::decode_tokens(std::vector<Emission>& emissions) {

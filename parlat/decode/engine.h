@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct Emission {
 struct EngineOptions {
   int64_t prefill_chunk = 512;  // tokens of prompts in one pass
   bool exact_prefill = true;    // prompts in the exact explicit form; otherwise through the slices, like decoding
+  // Where set, prompts are run by other ranks: called once a prompt, in the order of requests, with the slot and the
+  // prompt's length; returns the logits [vocabulary] of its last token.
+  std::function<Tensor(int64_t slot, int64_t tokens)> remote_prefill = nullptr;
 };
 
 // Continuous batching over a Decoder: requests join when the cache has room for all they may need, and leave when they
@@ -58,6 +62,8 @@ class Engine {
   };
   void admit();
   void prefill_chunk(std::vector<Emission>& emissions);
+  // Runs the next tokens of a prompt; the logits of its last one, or nothing before that.
+  std::optional<Tensor> run_prompt(Sequence& sequence);
   void decode_tokens(std::vector<Emission>& emissions);
   // Draws the token after the last one stored; true if the sequence goes on.
   bool emit(Sequence& sequence, const Tensor& logits_V, std::vector<Emission>& emissions);

@@ -84,7 +84,8 @@ AttentionShard attention_shard(MlaWeights w, const Placement& placement, const S
   return shard;
 }
 
-// The maps of each layer for the rank's slice; undefined where the latent is whole.
+}  // namespace
+
 std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
                                   int64_t group) {
   if (layout.groups == 1) return std::vector<SliceMaps>(config.n_layers);
@@ -105,8 +106,6 @@ std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& 
   for (const auto& layer : file.layers) maps.push_back(layer[group]);
   return maps;
 }
-
-}  // namespace
 
 ModelShard load_model_shard(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout, int ranks,
                             int rank, at::ScalarType dtype) {

@@ -46,6 +46,10 @@ struct ModelSource {
   uint64_t seed = 1;
 };
 
+// The maps of each layer for slice `group`; undefined where the latent is whole. Throws what load_model_shard throws.
+std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
+                                  int64_t group);
+
 // Reads the rank's part of every tensor. Throws what load_weights, load_slices and place throw, and ConfigError for
 // slices of other groups than the layout's.
 ModelShard load_model_shard(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout, int ranks,

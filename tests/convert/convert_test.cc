@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "parlat/base/error.h"
+#include "parlat/convert/balanced_start.h"
 #include "parlat/convert/layer_walk.h"
 #include "parlat/convert/rotation.h"
 #include "parlat/io/files.h"
@@ -102,18 +103,26 @@ TEST_F(Conversion, BalancedLeavesTheModelAndLowersTheError) {
   }
 }
 
-// Without steps: uncorrelated coordinates, which together give back the latent.
-TEST_F(Conversion, TheStartOfTheFitGivesBackTheLatent) {
-  ConvertOptions start = options(Transform::kBalanced, saved_.folder.path());  // beside the model itself
-  start.balanced.steps = 0;
-  convert(start, saved_.config, [](int64_t) {});
-  for (const int64_t groups : {2, 4}) {
-    for (const auto& layer : load_slices(saved_.folder / slice_file_name(groups), saved_.config).layers) {
-      Tensor sum = at::zeros({16, 16});
-      for (const SliceMaps& maps : layer) sum += at::matmul(maps.value_Lw, maps.store_Lw.t());
-      EXPECT_CLOSE(sum, at::eye(16), Tolerance::rounding(at::kFloat, 16, 16));
-    }
-  }
+TEST_F(Conversion, PrincipalBlocksGiveBackTheLatentAndTheStartIsNoWorse) {
+  walk_layers(
+      saved_.folder.path(), saved_.config, random_windows(6, 40),
+      [&](int64_t, const MlaWeights& weights, const Tensor& x_BSD) {
+        const LayerSamples samples = layer_samples(weights, x_BSD);
+        std::vector<QuerySample> queries;
+        for (int64_t i = 0; i < 3; ++i) queries.push_back(sample_queries(samples, {.windows = 2, .queries = 20}, i));
+        for (const int64_t groups : {2, 4}) {
+          const std::vector<SliceMaps> blocks = principal_blocks(samples, groups);
+          Tensor sum = at::zeros({16, 16});
+          for (const SliceMaps& maps : blocks) sum += at::matmul(maps.value_Lw, maps.store_Lw.t());
+          EXPECT_CLOSE(sum, at::eye(16), Tolerance::rounding(at::kFloat, 16, 16));
+          const Start start = best_start(samples, queries, groups);
+          EXPECT_LE(start.error, mean_error(blocks, queries, weights));
+          EXPECT_DOUBLE_EQ(start.error, mean_error(start.slices, queries, weights));
+        }
+        // One slice of everything is exact.
+        EXPECT_LT(mean_error({plain_slice(16, 1, 0)}, queries, weights), 1e-9);
+      },
+      [](int64_t) {});
 }
 
 TEST_F(Conversion, RepeatsBitForBit) {

@@ -1,0 +1,100 @@
+#include "parlat/decode/handoff.h"
+
+#include <ATen/ATen.h>
+
+#include "parlat/base/error.h"
+#include "parlat/kernels/few_rows.h"
+
+namespace parlat {
+
+namespace {
+
+// Everything of a prompt that one decoding rank keeps, layer after layer, as one row of numbers.
+int64_t kept_size(const HandoffPlan& plan, int d, int64_t tokens) {
+  const Placement& p = plan.decoders[d];
+  int64_t columns = 0;
+  for (size_t layer = 0; layer < plan.stores.size(); ++layer) {
+    columns += plan.width(static_cast<int64_t>(layer), p.group) + plan.dims.d_rope;
+  }
+  return p.local_count(tokens) * columns;
+}
+
+Tensor kept(const HandoffPlan& plan, int d, const std::vector<Tensor>& latents) {
+  const Placement& p = plan.decoders[d];
+  std::vector<Tensor> layers;
+  for (size_t layer = 0; layer < latents.size(); ++layer) {
+    Tensor rows = latents[layer];
+    if (p.tokens_split) rows = rows.slice(0, p.member, std::nullopt, p.members);
+    const Tensor& store_wL = plan.stores[layer][p.group];
+    const Tensor c_kv = rows.narrow(1, 0, plan.dims.d_latent),
+                 k_rope = rows.narrow(1, plan.dims.d_latent, plan.dims.d_rope);
+    const Tensor z = store_wL.defined() ? project_rows(c_kv.contiguous(), store_wL) : c_kv;
+    layers.push_back(at::cat({z, k_rope}, 1).flatten());
+  }
+  return at::cat(layers);
+}
+
+void exchange(const HandoffPlan& plan, const std::vector<Tensor>& send, const std::vector<Tensor>& receive,
+              Tensor logits_V, Communicator& world) {
+  PARLAT_ASSERT(world.size() == plan.prefill_ranks + plan.decode_ranks(), "{} ranks", world.size());
+  world.all_to_all(send, receive, "prompt latents").wait();
+  world.broadcast(std::move(logits_V), /*root=*/0, "prompt logits").wait();
+}
+
+std::vector<Tensor> nothing(int ranks) { return std::vector<Tensor>(ranks, at::empty({0}, at::kFloat)); }
+
+}  // namespace
+
+HandoffPlan make_handoff_plan(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
+                              int prefill_ranks, int world_ranks) {
+  const int decode_ranks = world_ranks - prefill_ranks;
+  if (prefill_ranks < 1 || decode_ranks < 1) {
+    throw ConfigError("prefill-ranks: expected 1 to {} of the {} ranks, got {}", world_ranks - 1, world_ranks,
+                      prefill_ranks);
+  }
+  HandoffPlan plan{.prefill_ranks = prefill_ranks,
+                   .decoders = {},
+                   .stores = std::vector<std::vector<Tensor>>(config.n_layers),
+                   .dims = config.mla.dims,
+                   .vocab_size = config.vocab_size};
+  for (int d = 0; d < decode_ranks; ++d)
+    plan.decoders.push_back(place(layout, config.mla.dims.n_heads, decode_ranks, d));
+  for (int64_t group = 0; group < layout.groups; ++group) {
+    const std::vector<SliceMaps> maps = slice_maps(source, config, layout, group);
+    for (int64_t layer = 0; layer < config.n_layers; ++layer) {
+      const Tensor& store_Lw = maps[layer].store_Lw;
+      plan.stores[layer].push_back(store_Lw.defined() ? store_Lw.t().contiguous() : Tensor());
+    }
+  }
+  return plan;
+}
+
+void hand_over(const HandoffPlan& plan, const std::vector<Tensor>& latents, const Tensor& logits_V,
+               Communicator& world) {
+  std::vector<Tensor> send = nothing(world.size());
+  for (int d = 0; d < plan.decode_ranks(); ++d) {
+    if (plan.source_of(d) == world.rank()) send[plan.prefill_ranks + d] = kept(plan, d, latents);
+  }
+  exchange(plan, send, nothing(world.size()), logits_V.contiguous(), world);
+}
+
+Tensor take_over(const HandoffPlan& plan, Decoder& decoder, int64_t slot, int64_t tokens, Communicator& world) {
+  const int d = world.rank() - plan.prefill_ranks;
+  std::vector<Tensor> receive = nothing(world.size());
+  const Tensor all = at::empty({kept_size(plan, d, tokens)}, at::kFloat),
+               logits_V = at::empty({plan.vocab_size}, at::kFloat);
+  receive[plan.source_of(d)] = all;
+  exchange(plan, nothing(world.size()), receive, logits_V, world);
+
+  const Placement& p = plan.decoders[d];
+  const int64_t rows = p.local_count(tokens);
+  int64_t at = 0;
+  for (size_t layer = 0; layer < plan.stores.size(); ++layer) {
+    const int64_t width = plan.width(static_cast<int64_t>(layer), p.group) + plan.dims.d_rope;
+    decoder.import_rows(slot, static_cast<int64_t>(layer), all.narrow(0, at, rows * width).view({rows, width}));
+    at += rows * width;
+  }
+  return logits_V;
+}
+
+}  // namespace parlat

@@ -1,0 +1,97 @@
+// Prompts run by one group of ranks and decoded by another give what one group alone gives.
+#include "parlat/decode/handoff.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include "parlat/base/error.h"
+#include "tests/decode/small_model.h"
+#include "tests/expect_close.h"
+#include "tests/run_ranks.h"
+
+namespace parlat {
+namespace {
+
+const std::vector<int64_t> kPrompt = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
+
+Decoder make(const SavedModel& saved, const LayoutSpec& layout, Communicator& comm) {
+  return {load_model_shard({.directory = saved.folder.path(), .slices = {}, .seed = 1}, saved.config, layout,
+                           comm.size(), comm.rank(), at::kFloat),
+          comm,
+          {.cache_tokens = 1024, .cache_dtype = at::kFloat, .slice_norm = false}};
+}
+
+struct Logits {
+  Tensor of_prompt, of_next;
+};
+
+Logits together(const SavedModel& saved, const LayoutSpec& layout, int ranks) {
+  Logits logits;
+  run_ranks(ranks, [&](Communicator& comm) {
+    Decoder decoder = make(saved, layout, comm);
+    Decoder::Prefill state{.slot = decoder.add_sequence(20), .done = 0, .latents = {}};
+    const Tensor hidden = decoder.prefill(state, kPrompt);
+    const Tensor prompt = decoder.logits(hidden.narrow(0, hidden.size(0) - 1, 1))[0];
+    const Tensor next = decoder.logits(decoder.forward({{state.slot, static_cast<int64_t>(kPrompt.size()), 7}}))[0];
+    if (comm.rank() == 0) logits = {prompt, next};
+  });
+  return logits;
+}
+
+Logits apart(const SavedModel& saved, const LayoutSpec& layout, int prefill_ranks, int decode_ranks) {
+  Logits logits;
+  run_ranks(prefill_ranks + decode_ranks, [&](Communicator& world) {
+    const HandoffPlan plan = make_handoff_plan({.directory = saved.folder.path(), .slices = {}, .seed = 1},
+                                               saved.config, layout, prefill_ranks, world.size());
+    const bool prefills = world.rank() < prefill_ranks;
+    const std::unique_ptr<Communicator> group = world.split(prefills ? 0 : 1);
+    Decoder decoder = make(saved, prefills ? LayoutSpec() : layout, *group);
+    const int64_t slot = decoder.add_sequence(20);
+    const int64_t before = world.traffic()[Collective::kAllToAll].bytes;
+    if (prefills) {
+      Decoder::Prefill state{.slot = slot, .done = 0, .latents = {}};
+      const Tensor hidden = decoder.prefill(state, kPrompt);
+      hand_over(plan, state.latents, decoder.logits(hidden.narrow(0, hidden.size(0) - 1, 1))[0], world);
+      int64_t expected = 0;
+      for (int d = 0; d < decode_ranks; ++d) {
+        const Placement& p = plan.decoders[d];
+        const int64_t width = saved.config.mla.dims.d_latent / p.groups + saved.config.mla.dims.d_rope;
+        if (plan.source_of(d) == world.rank()) {
+          expected += 4 * saved.config.n_layers * width * p.local_count(static_cast<int64_t>(kPrompt.size()));
+        }
+      }
+      EXPECT_EQ(world.traffic()[Collective::kAllToAll].bytes - before, expected);
+      return;
+    }
+    const Tensor prompt = take_over(plan, decoder, slot, static_cast<int64_t>(kPrompt.size()), world);
+    const Tensor next = decoder.logits(decoder.forward({{slot, static_cast<int64_t>(kPrompt.size()), 7}}))[0];
+    if (group->rank() == 0) logits = {prompt, next};
+  });
+  return logits;
+}
+
+TEST(Handoff, GroupsOfEverySizeAgree) {
+  const SavedModel saved;
+  const Tolerance tolerance = Tolerance::rounding(at::kFloat, 80, 16);
+  using enum DecodeLayout;
+  for (const auto& [layout, ranks] : std::vector<std::pair<LayoutSpec, int>>{
+           {{kMla, 1}, 1}, {{kMla, 1}, 3}, {{kTpla, 2}, 2}, {{kTpla, 2}, 4}, {{kDcp, 1}, 3}, {{kTplaDcp, 2}, 4}}) {
+    const Logits want = together(saved, layout, ranks);
+    for (const int prefill_ranks : {1, 3}) {
+      SCOPED_TRACE(fmt::format("{} on {} after {}", name(layout.layout), ranks, prefill_ranks));
+      const Logits got = apart(saved, layout, prefill_ranks, ranks);
+      EXPECT_CLOSE(got.of_prompt, want.of_prompt, tolerance);
+      EXPECT_CLOSE(got.of_next, want.of_next, tolerance);
+    }
+  }
+}
+
+TEST(Handoff, NeedsBothGroups) {
+  const SavedModel saved;
+  const ModelSource source{.directory = saved.folder.path(), .slices = {}, .seed = 1};
+  EXPECT_THROW(make_handoff_plan(source, saved.config, {}, 2, 2), ConfigError);
+  EXPECT_THROW(make_handoff_plan(source, saved.config, {}, 0, 2), ConfigError);
+}
+
+}  // namespace
+}  // namespace parlat
