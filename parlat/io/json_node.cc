@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "parlat/base/error.h"
+#include "parlat/base/printable.h"
 #include "parlat/io/quote.h"
 
 namespace parlat {
@@ -12,7 +13,7 @@ JsonNode JsonNode::operator[](const std::string& key) const {
   if (!value_->is_object()) refuse("an object");
   const auto found = value_->find(key);
   return {found == value_->end() ? kNull : *found,
-          fmt::format("{}{}{}", where_, where_.ends_with(':') ? " " : ".", key)};
+          fmt::format("{}{}{}", where_, where_.ends_with(':') ? " " : ".", printable(key))};
 }
 
 std::vector<JsonNode> JsonNode::elements() const {

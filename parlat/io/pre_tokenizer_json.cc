@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "parlat/base/error.h"
+#include "parlat/io/quote.h"
 
 namespace parlat {
 
@@ -61,7 +62,7 @@ void parse(const JsonNode& node, int depth, bool& byte_level, PreTokenizer& rule
     return;
   }
   // What follows would see the bytes in the alphabet of tokenizer.json.
-  if (byte_level) throw DataError("{}: {} behind ByteLevel is not supported", node.where(), type);
+  if (byte_level) throw DataError("{}: {} behind ByteLevel is not supported", node.where(), quote(type));
   if (type == "Split") {
     rules.splits.push_back(parse_split(node));
   } else if (type == "Digits") {

@@ -2,7 +2,6 @@
 // them.
 #include <gmock/gmock.h>
 
-#include <fstream>
 #include <thread>
 
 #include "parlat/base/error.h"
@@ -67,9 +66,12 @@ TEST_P(Family, TextIsThatOfTokenizersWholeAndStreamed) {
   }
 }
 
-// Bytes that are no UTF-8 come back, wherever they stand; so do the texts, but for what the family changes on purpose.
+// Bytes that are no UTF-8 come back, wherever they stand.
 TEST_P(Family, AnyBytesComeBack) {
-  if (GetParam() == "prefix_space") GTEST_SKIP() << "puts a space in front";
+  const auto without_added_spaces = [](std::string text) {
+    if (GetParam() == "prefix_space") std::erase(text, ' ');
+    return text;
+  };
   const std::string all_bytes = [] {
     std::string bytes;
     for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
@@ -89,8 +91,8 @@ TEST_P(Family, AnyBytesComeBack) {
                                           all_bytes + all_bytes};
   for (const std::string& text : texts) {
     const std::vector<int64_t> tokens = tokenizer_->encode(text);
-    EXPECT_EQ(tokenizer_->decode(tokens), text);
-    EXPECT_EQ(streamed(*tokenizer_, tokens), replace_invalid_utf8(text));
+    EXPECT_EQ(without_added_spaces(tokenizer_->decode(tokens)), without_added_spaces(text));
+    EXPECT_EQ(streamed(*tokenizer_, tokens), replace_invalid_utf8(tokenizer_->decode(tokens)));
   }
 }
 

@@ -12,7 +12,6 @@ namespace parlat {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using Pieces = std::vector<std::string>;
 
 Pieces pieces(const PreTokenizer& rules, const std::string& text) {

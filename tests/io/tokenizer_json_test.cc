@@ -131,7 +131,7 @@ TEST(TokenizerJson, KnowsPreTokenizers) {
   const json digits = {{"type", "Digits"}, {"individual_digits", true}};
   EXPECT_EQ(with(sequence({digits, byte_level()})), "no error");
   EXPECT_THAT(with(sequence({byte_level(), digits})),
-              HasSubstr("pre_tokenizer.pretokenizers[1]: Digits behind ByteLevel is not supported"));
+              HasSubstr("pre_tokenizer.pretokenizers[1]: \"Digits\" behind ByteLevel is not supported"));
   json split = {{"type", "Split"}, {"pattern", {{"Regex", "a+"}}}, {"behavior", "Isolated"}, {"invert", false}};
   EXPECT_EQ(with(sequence({split, byte_level()})), "no error");
   split["behavior"] = "Sideways";
@@ -183,6 +183,10 @@ TEST(TokenizerJson, ErrorsAreOneLineWhateverTheFileHolds) {
       EXPECT_LT(error.size(), 400);
     }
   }
+  const json special = {{"SpecialToken", {{"id", "a\nb"}}}};
+  const json post = {
+      {"type", "TemplateProcessing"}, {"single", json::array({special})}, {"special_tokens", json::object()}};
+  EXPECT_THAT(error_with("/post_processor", post), HasSubstr("special_tokens.a\\x0ab: expected an object"));
 }
 
 }  // namespace
