@@ -18,21 +18,22 @@ struct AttentionFlags {
   std::vector<std::string> forms;
   std::vector<int64_t> sequences = {2048}, heads;
   int64_t d_model = 0;
-  int64_t batch = 1, documents = 1, verify_sequence = 128;
+  double inner_norm_eps = MlaSpec{}.inner_norm_eps;
+  int64_t batch = 1, documents = 1, verify_sequence = 0;
   std::string pass = "forward+backward", sharding = "contiguous";
   int repeats = 5;
 };
 
 AttentionBenchOptions attention_options(const AttentionFlags& flags) {
   AttentionBenchOptions options;
-  options.spec = load_model_config(flags.model_config).mla;
+  load_in_every_process(flags.common,
+                        [&] { options.spec = load_model_config(flags.model_config, flags.inner_norm_eps).mla; });
+  if (options.heads = flags.heads; options.heads.empty()) options.heads = {options.spec.dims.n_heads};
   if (flags.d_model > 0) options.spec.dims.d_model = flags.d_model;
   if (!flags.forms.empty()) options.forms.clear();
   for (const std::string& form : flags.forms) options.forms.push_back(parse_train_form(form));
-  options.heads = flags.heads;
   options.sequences = flags.sequences;
   options.sharding = parse_sharding(flags.sharding);
-  options.dtype = parse_dtype(flags.common.dtype);
   options.batch = flags.batch;
   options.documents = flags.documents;
   options.backward = flags.pass == "forward+backward";
@@ -52,17 +53,29 @@ nlohmann::json attention_config(const AttentionFlags& flags, const AttentionBenc
                          {"d_rope", d.d_rope},
                          {"d_v", d.d_v},
                          {"d_latent", d.d_latent},
+                         {"inner_norm_eps", options.spec.inner_norm_eps},
                          {"repeats", options.repeats},
                          {"seed", options.seed}};
   if (d.d_q_latent) json["d_q_latent"] = *d.d_q_latent;
   return json;
 }
 
-std::vector<std::string> table_row(const AttentionBenchRow& row) {
+// Wrong requests are refused before anything is measured.
+void check_grid(const std::vector<CommonOptions>& rank_counts, const AttentionBenchOptions& options) {
+  for (const CommonOptions& common : rank_counts) {
+    const int ranks = count_ranks(common);
+    for (const TrainForm form : options.forms) {
+      for (const int64_t heads : options.heads) validate_head_split(form, ranks, heads);
+    }
+  }
+}
+
+std::vector<std::string> table_row(const AttentionBenchRow& row, const std::string& dtype) {
   return {std::string(name(row.form)),
           fmt::format("{}", row.ranks),
           fmt::format("{}", row.heads),
           fmt::format("{}", row.sequence),
+          dtype,
           fmt::format("{:.1f}", row.ms.min),
           fmt::format("{:.1f}", row.ms.median),
           fmt::format("{:.1f}", row.ms.p90),
@@ -77,24 +90,35 @@ std::vector<std::string> table_row(const AttentionBenchRow& row) {
 }
 
 void run_attention(const AttentionFlags& flags) {
-  const AttentionBenchOptions options = attention_options(flags);
+  AttentionBenchOptions options = attention_options(flags);
+  std::vector<at::ScalarType> dtypes;
+  for (const std::string& dtype : CLI::detail::split(flags.common.dtype, ',')) {
+    dtypes.push_back(parse_compute_dtype(dtype));
+  }
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
-  const size_t combinations = rank_counts.size() * std::max<size_t>(options.heads.size(), 1) * options.sequences.size();
+  check_grid(rank_counts, options);
+  const size_t combinations = rank_counts.size() * dtypes.size() * options.heads.size() * options.sequences.size();
   const bool prints = is_printing_process(flags.common);
   Progress progress("attention", static_cast<int64_t>(combinations), "shapes", flags.common.quiet || !prints);
   int64_t done = 0;
 
-  std::vector<std::vector<std::string>> table = {{"form", "ranks", "heads", "S", "ms min", "median", "p90", "tokens/s",
-                                                  "sent fwd", "sent", "paper fwd", "peak", "error", "allowed", ""}};
+  std::vector<std::vector<std::string>> table = {{"form", "ranks", "heads", "S", "dtype", "ms min", "median", "p90",
+                                                  "tokens/s", "sent fwd", "sent", "paper fwd", "peak", "error",
+                                                  "allowed", ""}};
   nlohmann::json rows = nlohmann::json::array();
   bool all_ok = true;
   for (const CommonOptions& common : rank_counts) {
     const RankRunner run_ranks = [&](const auto& body) { with_ranks(common, body); };
-    const auto observe = [&](const std::string& what) { progress.update(done++, common.ranks + ", " + what); };
-    for (const AttentionBenchRow& row : bench_attention(options, run_ranks, observe)) {
-      table.push_back(table_row(row));
-      rows.push_back(to_json(row, options));
-      all_ok = all_ok && row.check.ok;
+    for (const at::ScalarType dtype : dtypes) {
+      options.dtype = dtype;
+      const auto observe = [&](const std::string& what) {
+        progress.update(done++, fmt::format("{}, {}, {}", common.ranks, name(dtype), what));
+      };
+      for (const AttentionBenchRow& row : bench_attention(options, run_ranks, observe)) {
+        table.push_back(table_row(row, std::string(name(dtype))));
+        rows.push_back(to_json(row, options));
+        all_ok = all_ok && row.check.ok;
+      }
     }
   }
   progress.update(done);
@@ -113,6 +137,8 @@ void add_attention(CLI::App& bench) {
   add_common_options(*command, flags->common);
   command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
       ->capture_default_str();
+  add_inner_norm_eps(*command, flags->inner_norm_eps);
+  command->get_option("--dtype")->description("some of fp32,bf16,fp64");
   command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
   command->add_option("--sequence", flags->sequences, "tokens of a sequence")
       ->delimiter(',')
@@ -129,9 +155,10 @@ void add_attention(CLI::App& bench) {
       ->capture_default_str();
   command->add_option("--sharding", flags->sharding, "contiguous or zigzag")->capture_default_str();
   command->add_option("--repeats", flags->repeats, "timed passes")->check(count)->capture_default_str();
-  command->add_option("--verify-sequence", flags->verify_sequence, "longest sequence given to the oracle")
-      ->check(count)
-      ->capture_default_str();
+  command
+      ->add_option("--verify-sequence", flags->verify_sequence,
+                   "tokens given to the oracle (default: a few seconds' worth)")
+      ->check(count);
   command->callback([flags] { run_attention(*flags); });
 }
 
@@ -142,10 +169,12 @@ struct CommFlags {
 
 void run_comm(const CommFlags& flags) {
   const bool prints = is_printing_process(flags.common);
+  const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
+  for (const CommonOptions& common : rank_counts) count_ranks(common);  // wrong ones are refused before any is measured
   std::vector<std::vector<std::string>> table = {
       {"collective", "backend", "ranks", "bytes", "ms min", "median", "p90", "sent", "GB/s"}};
   nlohmann::json rows = nlohmann::json::array();
-  for (const CommonOptions& common : each_rank_count(flags.common)) {
+  for (const CommonOptions& common : rank_counts) {
     const RankRunner run_ranks = [&](const auto& body) { with_ranks(common, body); };
     const nlohmann::json measured =
         run_and_keep(run_ranks, nlohmann::json(),
@@ -184,6 +213,7 @@ void add_bench(CLI::App& app) {
   bench->require_subcommand(1);
   add_attention(*bench);
   add_comm(*bench);
+  add_bench_decode(*bench);
 }
 
 }  // namespace parlat

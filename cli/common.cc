@@ -1,16 +1,21 @@
 #include "cli/common.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string_view>
 
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
+#include "parlat/base/printable.h"
 #include "parlat/bench/record.h"
 #include "parlat/io/files.h"
+#include "parlat/tensor/shape.h"
 
 namespace parlat {
 
@@ -37,6 +42,17 @@ int launched_rank() {
   return 0;
 }
 
+// Before anything is measured, not after.
+void require_writable(const std::filesystem::path& file) {
+  std::error_code ignored;
+  const bool there = std::filesystem::exists(file, ignored);
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  errno = EISDIR;
+  if (std::filesystem::is_directory(file, ignored) || ::access((there ? file : folder).c_str(), W_OK) != 0) {
+    throw DataError("{}: cannot be written: {}", file.string(), std::strerror(errno));
+  }
+}
+
 }  // namespace
 
 void add_common_options(CLI::App& command, CommonOptions& options) {
@@ -56,44 +72,85 @@ void add_common_options(CLI::App& command, CommonOptions& options) {
 
 void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body) {
   set_quiet(options.quiet);
+  if (!options.json.empty() && launched_rank() == 0) require_writable(options.json);
   const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3))};
   if (options.ranks == "mpi") return run_mpi_rank(body, options.threads, comm);
   run_local_ranks(parse_local_ranks(options.ranks), body, options.threads, comm);
 }
 
+void load_in_every_process(const CommonOptions& options, const std::function<void()>& load) {
+  if (options.ranks != "mpi") return load();
+  with_ranks(options, [&](Communicator& comm) {
+    load();
+    comm.barrier("loading");
+  });
+}
+
+at::ScalarType parse_compute_dtype(const std::string& text) {
+  const at::ScalarType dtype = parse_dtype(text);
+  if (dtype == at::kHalf) throw ConfigError("dtype: expected fp32, bf16 or fp64, got {}", text);
+  return dtype;
+}
+
+void add_inner_norm_eps(CLI::App& command, double& eps) {
+  command.add_option("--inner-norm-eps", eps, "of q_norm and kv_norm, whatever rms_norm_eps says")
+      ->capture_default_str();
+}
+
+ModelConfig load_model_config(const std::string& path_or_name, double inner_norm_eps) {
+  if (!(inner_norm_eps > 0 && inner_norm_eps < 1)) {
+    throw ConfigError("inner-norm-eps: expected a number above 0 and below 1, got {}", inner_norm_eps);
+  }
+  ModelConfig config = load_model_config(path_or_name);
+  config.mla.inner_norm_eps = inner_norm_eps;
+  return config;
+}
+
 int report_error(const std::exception& error) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const int exit_code = ours ? ours->exit_code() : 1;
-  const std::string_view text = error.what();  // torch appends a trace, of no use here, from the second line on
+  std::string text = error.what();
+  if (!ours) text = text.substr(0, text.find('\n'));  // torch appends a trace, of no use here
   // Rank 0 hears of every failure from whoever failed. Others speak up only about a peer, unless rank 0 told them.
   const int rank = launched_rank();
   const bool about_peer = dynamic_cast<const CommError*>(&error) && text.find("rank 0 failed: ") == text.npos;
   if (rank != 0 && !about_peer) return exit_code;
-  fmt::print(stderr, "parlat: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank),
-             text.substr(0, text.find('\n')));
+  fmt::print(stderr, "parlat: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), printable(text));
   return exit_code;
 }
 
-void print_table(const std::vector<std::vector<std::string>>& rows) {
+void print_table(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  for (const auto& row : rows) {
-    std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
-      line += i == 0 ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
+      row[i] = printable(row[i]);
+      widths[i] = std::max(widths[i], row[i].size());
     }
-    fmt::print("{}\n", line);
   }
-  std::fflush(stdout);
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      text += i == 0 ? fmt::format("{:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
+    }
+    text += '\n';
+  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_stdout();
+}
+
+void flush_stdout() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw DataError("stdout: cannot be written: {}", std::strerror(errno));
+  }
 }
 
 void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,
                   const nlohmann::json& rows) {
   if (options.json.empty()) return;
-  write_file_atomically(options.json, make_record(command, config, rows).dump(2) + "\n");
+  write_file_atomically(
+      options.json,
+      make_record(command, config, rows).dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 }  // namespace parlat

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "parlat/comm/communicator.h"
+#include "parlat/config/model_config.h"
 
 namespace parlat {
 
@@ -26,15 +27,31 @@ struct CommonOptions {
 void add_common_options(CLI::App& command, CommonOptions& options);
 
 // Runs body(comm) on the ranks that --ranks names: threads of this process, or the processes that mpirun started.
-// Throws the first error of any rank, and ConfigError for a --ranks that cannot be.
+// Throws the first error of any rank, ConfigError for a --ranks that cannot be, and DataError, before anything runs,
+// for a --json that cannot be written.
 void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body);
+
+// Runs load() in this process. Under mpirun every process runs its own and meets the others afterwards, so that a file
+// that only one of them cannot read is reported.
+void load_in_every_process(const CommonOptions& options, const std::function<void()>& load);
+
+// --dtype of commands that compute, one of fp32, bf16 and fp64. ConfigError for others.
+at::ScalarType parse_compute_dtype(const std::string& text);
+
+// --inner-norm-eps of commands that take a model: what q_norm and kv_norm add to the mean square.
+void add_inner_norm_eps(CLI::App& command, double& eps);
+// load_model_config with that eps. ConfigError unless it lies between 0 and 1.
+ModelConfig load_model_config(const std::string& path_or_name, double inner_norm_eps);
 
 // Prints "parlat: error: ..." on stderr, once over all ranks unless it is about a peer, and returns the exit code.
 int report_error(const std::exception& error);
 
 // On stdout, columns padded to their widest cell; the first row is the header. The first column is set to the left,
-// the others to the right.
-void print_table(const std::vector<std::vector<std::string>>& rows);
+// the others to the right. DataError where stdout cannot be written.
+void print_table(std::vector<std::vector<std::string>> rows);
+
+// DataError where what was printed could not be written (a full disk).
+void flush_stdout();
 
 // The record of a run (parlat/bench/record.h) into the file that --json names; without --json nothing.
 void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,

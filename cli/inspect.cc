@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "parlat/base/error.h"
+#include "parlat/base/printable.h"
 #include "parlat/base/units.h"
 #include "parlat/plan/flops.h"
 #include "parlat/weights/checkpoint_files.h"
@@ -19,6 +20,7 @@ struct Flags {
   CommonOptions common;
   std::string model;
   std::string model_config = "tiny";
+  double inner_norm_eps = MlaSpec{}.inner_norm_eps;
   int64_t expert_parallel = 1;
 };
 
@@ -120,7 +122,7 @@ std::string list_text(const std::vector<std::string>& names) {
   constexpr size_t kMostNamed = 10;
   if (names.empty()) return "none";
   std::string text;
-  for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) text += (i > 0 ? ", " : "") + names[i];
+  for (size_t i = 0; i < std::min(names.size(), kMostNamed); ++i) text += (i > 0 ? ", " : "") + printable(names[i]);
   if (names.size() > kMostNamed) text += fmt::format(" and {} more", names.size() - kMostNamed);
   return text;
 }
@@ -170,7 +172,7 @@ Report make_report(const Flags& flags) {
   Report report;
   report.source = flags.model.empty() ? flags.model_config : flags.model;
   report.dtype = flags.common.dtype;
-  report.config = load_model_config(report.source);
+  report.config = load_model_config(report.source, flags.inner_norm_eps);
   report.expert_parallel = flags.expert_parallel;
   const at::ScalarType dtype = parse_dtype(report.dtype);
   const Range experts = all_experts(report.config);
@@ -227,7 +229,7 @@ void run(const Flags& flags) {
     report.skipped = check_weights(flags.model, report.config);
     fmt::print("weight files: every tensor present and of its shape; skipped: {}\n", list_text(report.skipped));
   } else if (!flags.model.empty()) {
-    fmt::print("weight files: none in {}\n", flags.model);
+    fmt::print("weight files: none in {}\n", printable(flags.model));
   }
   write_json(flags.common, report);
 }
@@ -243,6 +245,7 @@ void add_inspect(CLI::App& app) {
   command->add_option("--model-config", flags->model_config, "a config.json or a built-in name")
       ->excludes(model)
       ->capture_default_str();
+  add_inner_norm_eps(*command, flags->inner_norm_eps);
   command->add_option("--expert-parallel", flags->expert_parallel, "ranks that split the experts")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

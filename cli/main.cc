@@ -10,16 +10,33 @@
 namespace parlat {
 namespace {
 
+// CLI11 says only that a subcommand is required. Nothing where that was not the mistake.
+std::optional<ConfigError> wrong_subcommand(const CLI::App& app) {
+  const CLI::App* given = &app;
+  while (!given->get_subcommands().empty()) given = given->get_subcommands().front();
+  if (given->get_require_subcommand_min() == 0) return std::nullopt;
+  std::string names;
+  for (const CLI::App* const known : given->get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + known->get_name();
+  }
+  const std::vector<std::string> rest = given->remaining();
+  return ConfigError("{}: expected one of {}, got {}", given->get_name(), names,
+                     rest.empty() ? "none" : "'" + rest.front() + "'");
+}
+
 int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
+    flush_stdout();
     return 0;
   } catch (const CLI::Success& done) {  // --help, --version
     return app.exit(done);
   } catch (const CLI::RuntimeError& done) {
     return done.get_exit_code();
+  } catch (const CLI::FileError& error) {
+    return report_error(DataError("{}", error.what()));
   } catch (const CLI::ParseError& error) {
-    return report_error(ConfigError("{}", error.what()));
+    return report_error(wrong_subcommand(app).value_or(ConfigError("{}", error.what())));
   } catch (const std::exception& error) {
     return report_error(error);
   }
@@ -40,6 +57,9 @@ int main(int argc, char** argv) {
   parlat::add_train(app);
   parlat::add_inspect(app);
   parlat::add_verify(app);
+  parlat::add_eval(app);
+  parlat::add_generate(app);
+  parlat::add_convert(app);
   parlat::add_bench(app);
   const int exit_code = parlat::run(app, argc, argv);
   parlat::finalize_mpi();

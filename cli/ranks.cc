@@ -1,5 +1,7 @@
 #include "cli/ranks.h"
 
+#include <atomic>
+
 namespace parlat {
 
 std::vector<CommonOptions> each_rank_count(const CommonOptions& options) {
@@ -12,6 +14,12 @@ std::vector<CommonOptions> each_rank_count(const CommonOptions& options) {
     all.back().ranks = backend + ":" + count;
   }
   return all;
+}
+
+int count_ranks(const CommonOptions& options) {
+  std::atomic<int> ranks = 0;
+  with_ranks(options, [&](Communicator& comm) { ranks = comm.size(); });
+  return ranks;
 }
 
 bool is_printing_process(const CommonOptions& options) {

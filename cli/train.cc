@@ -37,6 +37,7 @@ void catch_interrupts() {
 struct Flags {
   CommonOptions common;
   std::string model_config, tokenizer;
+  double inner_norm_eps = MlaSpec{}.inner_norm_eps;
   TextSpec text;
   std::string form = "laga", sharding = "contiguous", schedule = "cosine";
   TrainSettings settings;
@@ -49,6 +50,7 @@ void add_flags(CLI::App& command, Flags& flags) {
     return command.add_option(name, value, help)->capture_default_str();
   };
   option("--model-config", flags.model_config, "built-in name, config.json, or a folder with one (tiny, or --init's)");
+  add_inner_norm_eps(command, flags.inner_norm_eps);
   option("--init", s.init, "folder of a Hugging Face checkpoint whose weights to start from");
   option("--tokenizer", flags.tokenizer, "bytes, or a folder with tokenizer.json (--init's if it has one, or bytes)");
   option("--data", flags.text.files, "text files, each one document")->required();
@@ -134,29 +136,44 @@ nlohmann::json result_row(const TrainResult& result, const TrainSettings& settin
   if (!result.loss) return row;
   row["loss"] = *result.loss;
   row["tokens_per_s"] = result.tokens_per_s;
-  row["sent_bytes"] = sent_bytes_json(result.sent);
+  row["sent_bytes"] = to_json(sent_bytes(result.sent));
   row["sent_bytes_per_token"] = result.sent_bytes_per_token;
   row["peak_bytes"] = result.peak_bytes;
   row["mfu"] = *result.mfu;
   return row;
 }
 
-void run_train(const Flags& flags) {
+struct Inputs {
+  ModelConfig config;
+  std::unique_ptr<Tokenizer> tokenizer;
+  TrainingText text;
+};
+
+Inputs load_inputs(const Flags& flags) {
   const bool init_config = flags.model_config.empty() && !flags.settings.init.empty();
-  const ModelConfig config = load_model_config(init_config                  ? flags.settings.init.string()
-                                               : flags.model_config.empty() ? "tiny"
-                                                                            : flags.model_config);
-  const std::unique_ptr<Tokenizer> tokenizer = choose_tokenizer(flags);
+  const std::string source = init_config                  ? flags.settings.init.string()
+                             : flags.model_config.empty() ? "tiny"
+                                                          : flags.model_config;
+  ModelConfig config = load_model_config(source, flags.inner_norm_eps);
+  std::unique_ptr<Tokenizer> tokenizer = choose_tokenizer(flags);
   if (tokenizer->vocab_size() > config.vocab_size) {
     throw ConfigError("model-config: expected a vocabulary of at least the {} tokens of the {} tokenizer, got {}",
                       tokenizer->vocab_size(), tokenizer->name(), config.vocab_size);
   }
-  const TrainingText text = load_training_text(flags.text, *tokenizer);
+  TrainingText text = load_training_text(flags.text, *tokenizer);
+  return {std::move(config), std::move(tokenizer), std::move(text)};
+}
+
+void run_train(const Flags& flags) {
+  std::optional<Inputs> inputs;
+  load_in_every_process(flags.common, [&] { inputs.emplace(load_inputs(flags)); });
+  const ModelConfig& config = inputs->config;
+  const TrainingText& text = inputs->text;
 
   std::atomic<bool> interrupted = false;
   catch_interrupts();
   with_ranks(flags.common, [&](Communicator& world) {
-    const TrainSettings settings = resolve(flags, *tokenizer, world.size());
+    const TrainSettings settings = resolve(flags, *inputs->tokenizer, world.size());
     const TrainResult result = train(settings, config, text, world, [] { return interrupts > 0; });
     if (result.interrupted) interrupted = true;
     if (world.rank() != 0) return;

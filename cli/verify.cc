@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/ranks.h"
+#include "cli/verify_layouts.h"
 #include "parlat/base/error.h"
 #include "parlat/base/progress.h"
 #include "parlat/bench/form_check.h"
@@ -19,6 +21,7 @@ struct Flags {
   std::filesystem::path model;
   std::string model_config = "v2-lite";
   std::vector<std::string> forms;
+  double inner_norm_eps = MlaSpec{}.inner_norm_eps;
   int64_t layer = 0, sequence = 67, batch = 2, documents = 3;
   bool quick = false;
 };
@@ -44,19 +47,22 @@ MlaSpec reduced(MlaSpec spec) {
 }
 
 MlaWeights load_layer(const Flags& flags, at::ScalarType dtype) {
-  const ModelConfig config = load_model_config(flags.model);
+  const ModelConfig config = load_model_config(flags.model, flags.inner_norm_eps);
   if (flags.layer < 0 || flags.layer >= config.n_layers) {
     throw ConfigError("layer: expected one of the {} layers of {}, got {}", config.n_layers, config.name, flags.layer);
   }
   ModelWeights weights;
-  load_weights(flags.model, config, weight_table(config, all_experts(config), weights), dtype);
+  std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
+  const std::string prefix = fmt::format("model.layers.{}.self_attn.", flags.layer);
+  std::erase_if(table, [&](const WeightRow& row) { return !row.name.starts_with(prefix); });
+  load_weights(flags.model, config, table, dtype);
   return weights.layers[flags.layer].mla;
 }
 
 MlaWeights make_weights(const Flags& flags) {
-  const at::ScalarType dtype = parse_dtype(flags.common.dtype);
+  const at::ScalarType dtype = parse_compute_dtype(flags.common.dtype);
   if (!flags.model.empty()) return load_layer(flags, dtype);
-  const MlaSpec spec = load_model_config(flags.model_config).mla;
+  const MlaSpec spec = load_model_config(flags.model_config, flags.inner_norm_eps).mla;
   return random_mla_weights(flags.quick ? reduced(spec) : spec, flags.common.seed, dtype);
 }
 
@@ -77,8 +83,12 @@ std::vector<Row> verify_all(const Flags& flags, const LayerCase& layer, bool pri
   std::vector<TrainForm> forms;
   for (const std::string& form : flags.forms) forms.push_back(parse_train_form(form));
   if (forms.empty()) forms = all_train_forms();
-  const OracleResult want = oracle_of(layer);
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
+  for (const CommonOptions& common : rank_counts) {
+    const int ranks = count_ranks(common);
+    for (const TrainForm form : forms) validate_head_split(form, ranks, layer.weights.dims().n_heads);
+  }
+  const OracleResult want = oracle_of(layer);
 
   Progress progress("verify", static_cast<int64_t>(2 * rank_counts.size()), "groups", flags.common.quiet || !prints);
   int64_t done = 0;
@@ -113,8 +123,10 @@ nlohmann::json to_json(const Row& row, const Flags& flags, int64_t heads) {
 }
 
 void run(Flags& flags, bool ranks_given) {
+  MlaWeights weights;
+  load_in_every_process(flags.common, [&] { weights = make_weights(flags); });
   const LayerCase layer = make_layer_case(
-      make_weights(flags),
+      std::move(weights),
       {.batch = flags.batch, .sequence = flags.sequence, .documents = flags.documents, .seed = flags.common.seed});
   const int64_t heads = layer.weights.dims().n_heads;
   if (!ranks_given) {
@@ -125,7 +137,12 @@ void run(Flags& flags, bool ranks_given) {
   }
   const bool prints = is_printing_process(flags.common);
   const std::vector<Row> rows = verify_all(flags, layer, prints);
-  const bool all_ok = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.check.ok; });
+  bool all_ok = std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.check.ok; });
+  std::optional<VerifiedLayouts> layouts;
+  if (!flags.model.empty() && flags.common.dtype != "fp64") {
+    layouts = verify_layouts(flags.common, flags.model, flags.inner_norm_eps);
+    all_ok = all_ok && layouts->ok;
+  }
   if (prints) {
     std::vector<std::vector<std::string>> table = {{"form", "ranks", "sharding", "worst", "error", "allowed", ""}};
     nlohmann::json json = nlohmann::json::array();
@@ -136,8 +153,14 @@ void run(Flags& flags, bool ranks_given) {
       json.push_back(to_json(row, flags, heads));
     }
     print_table(table);
+    if (layouts) {
+      fmt::print("\n");
+      print_table(layouts->table);
+      json.insert(json.end(), layouts->rows.begin(), layouts->rows.end());
+    }
     const nlohmann::json config = {{"model", flags.model.empty() ? flags.model_config : flags.model.string()},
                                    {"layer", flags.layer},
+                                   {"inner_norm_eps", flags.inner_norm_eps},
                                    {"quick", flags.quick},
                                    {"seed", flags.common.seed}};
     write_record(flags.common, "verify", config, json);
@@ -149,8 +172,10 @@ void run(Flags& flags, bool ranks_given) {
 
 void add_verify(CLI::App& app) {
   const CLI::Range count(int64_t{1}, int64_t{1} << 30);
-  CLI::App* const command = app.add_subcommand(
-      "verify", "every form against the fp64 oracle: output and all gradients of one layer on packed documents");
+  CLI::App* const command = app.add_subcommand("verify",
+                                               "every form against the fp64 oracle: output and all gradients of one "
+                                               "layer on packed documents; with --model also "
+                                               "every decode layout on its first two layers");
   const auto flags = std::make_shared<Flags>();
   add_common_options(*command, flags->common);
   CLI::Option* const model =
@@ -159,6 +184,7 @@ void add_verify(CLI::App& app) {
       ->excludes(model)
       ->capture_default_str();
   command->add_option("--layer", flags->layer, "of --model")->needs(model)->capture_default_str();
+  add_inner_norm_eps(*command, flags->inner_norm_eps);
   command->add_flag("--quick", flags->quick, "the layer of --model-config made small")->excludes(model);
   command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
   command->add_option("--sequence", flags->sequence, "tokens")->check(count)->capture_default_str();

@@ -11,6 +11,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(GTest REQUIRED)
 find_package(Threads REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(hwy REQUIRED)
 find_package(MPI COMPONENTS CXX)
 # OpenMPI's deprecated C++ bindings are never used.

@@ -2,6 +2,8 @@
 # holds the includes against the same table). TORCH: the folder sees torch, through one shared precompiled header.
 add_library(parlat_options INTERFACE)
 target_compile_options(parlat_options INTERFACE -Wall -Wextra -Wno-unused-parameter)
+# Without it torch's parallel_for, which the kernels share their work by, is a plain loop.
+target_link_libraries(parlat_options INTERFACE OpenMP::OpenMP_CXX)
 if(PARLAT_SANITIZE)
   target_compile_options(parlat_options INTERFACE -fsanitize=${PARLAT_SANITIZE} -fno-omit-frame-pointer)
   target_link_options(parlat_options INTERFACE -fsanitize=${PARLAT_SANITIZE})

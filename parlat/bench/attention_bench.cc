@@ -5,8 +5,11 @@
 #include <memory>
 
 #include "parlat/base/error.h"
+#include "parlat/kernels/eager_attention.h"
+#include "parlat/plan/flops.h"
 #include "parlat/tensor/memory_meter.h"
 #include "parlat/train/forms.h"
+#include "parlat/train/step_record.h"
 
 namespace parlat {
 
@@ -130,7 +133,8 @@ std::vector<AttentionBenchRow> bench_cell(const AttentionBenchOptions& options, 
     row.form = form;
     row.sequence = sequence;
     row.heads = weights.dims().n_heads;
-    row.verified_sequence = std::min(sequence, options.verify_sequence);
+    row.verified_sequence = options.verify_sequence > 0 ? std::min(sequence, options.verify_sequence)
+                                                        : verification_length(weights.dims(), options.batch, sequence);
   }
   const LayerCase verified = case_of(options, weights, rows.front().verified_sequence);
   const OracleResult want = oracle_of(verified);
@@ -144,6 +148,18 @@ std::vector<AttentionBenchRow> bench_cell(const AttentionBenchOptions& options, 
 }
 
 }  // namespace
+
+int64_t verification_length(const MlaDims& dims, int64_t batch, int64_t sequence) {
+  constexpr double kFlops = 5e10;  // of two seconds of one core in fp64, roughly
+  // Backward costs twice the forward pass, and the oracle computes masked scores as well.
+  const auto flops = [&](int64_t tokens) {
+    const AttentionFlops one = attention_flops(dims, {tokens});
+    return 3 * static_cast<double>(batch) * (one.projections + 2 * one.attention);
+  };
+  int64_t length = 2 * kEagerBlockRows + 1;
+  while (length < sequence && flops(length + kEagerBlockRows) <= kFlops) length += kEagerBlockRows;
+  return std::min(length, sequence);
+}
 
 std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options, const RankRunner& run_ranks,
                                                const BenchObserver& observe) {
@@ -162,19 +178,6 @@ std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& opti
     }
   }
   return rows;
-}
-
-SentBytes sent_bytes(const Traffic& traffic) {
-  return {.all_to_all = traffic[Collective::kAllToAll].bytes,
-          .all_gather = traffic[Collective::kAllGather].bytes,
-          .reduce_scatter = traffic[Collective::kReduceScatter].bytes,
-          .all_reduce = traffic[Collective::kAllReduce].bytes,
-          .send_recv = traffic[Collective::kSendRecv].bytes};
-}
-
-nlohmann::json to_json(const SentBytes& sent) {
-  return {{"all_to_all", sent.all_to_all}, {"all_gather", sent.all_gather}, {"reduce_scatter", sent.reduce_scatter},
-          {"all_reduce", sent.all_reduce}, {"send_recv", sent.send_recv},   {"total", sent.total()}};
 }
 
 nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions& options) {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "parlat/base/spread.h"
 #include "parlat/bench/form_check.h"
 #include "parlat/bench/rank_runner.h"
-#include "parlat/bench/spread.h"
 #include "parlat/plan/form_costs.h"
 
 namespace parlat {
@@ -25,7 +25,7 @@ struct AttentionBenchOptions {
   int64_t documents = 1;  // packed into each sequence
   bool backward = true;
   int repeats = 5;
-  int64_t verify_sequence = 128;  // the longest sequence that the fp64 oracle is asked for
+  int64_t verify_sequence = 0;  // the longest sequence that the fp64 oracle is given; 0: verification_length
   uint64_t seed = 1;
 };
 
@@ -44,20 +44,21 @@ struct AttentionBenchRow {
   int64_t verified_sequence = 0;
 };
 
+// How many tokens of a timed sequence the fp64 oracle is given: as many as it takes about two seconds for, and at least
+// two blocks of the eager kernel and a part of a third.
+int64_t verification_length(const MlaDims& dims, int64_t batch, int64_t sequence);
+
 // Told before each combination: "16 heads, 2048 tokens".
 using BenchObserver = std::function<void(const std::string& what)>;
 
-// Verifies each form against the fp64 oracle (outputs and all gradients; on at most verify_sequence tokens), measures
+// Verifies each form against the fp64 oracle (outputs and all gradients; on verification_length tokens), measures
 // memory and traffic of one pass, then times `repeats` passes. Gradients of weights are not summed over ranks in the
 // timed pass. Rows in the order of heads, sequences, forms; check.ok says which of them verified. Throws ConfigError
 // for more ranks than heads.
 std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options, const RankRunner& run_ranks,
                                                const BenchObserver& observe = nullptr);
 
-SentBytes sent_bytes(const Traffic& traffic);
-
 // A row of the record; what is the same for all rows (dtype, batch, pass, ...) comes from options.
 nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions& options);
-nlohmann::json to_json(const SentBytes& sent);
 
 }  // namespace parlat

@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "parlat/base/error.h"
-#include "parlat/bench/spread.h"
+#include "parlat/base/spread.h"
 
 namespace parlat {
 

@@ -41,10 +41,8 @@ class Worst {
   // got and want: this rank's part of `whole`.
   void add(const std::string& name, const Tensor& got, const Tensor& want, const Tensor& whole, int64_t depth) {
     const Tolerance tolerance = Tolerance::rounding(dtype_, terms_, depth);
-    const double local_error = compare(got, want, tolerance).max_error;
-    const double scale = whole.numel() > 0 ? whole.abs().max().item<double>() : 0.0;
-    const double error = comm_.max_over_ranks(local_error, "error of the form under test");
-    const double relative = scale > 0 ? error / scale : error;
+    const double local_error = compare(got, want, tolerance, scale_of(whole)).relative;
+    const double relative = comm_.max_over_ranks(local_error, "error of the form under test");
     if (check_.worst.empty() || relative * check_.tolerance > check_.max_error * tolerance.relative_to_norm) {
       check_ = {.worst = name, .max_error = relative, .tolerance = tolerance.relative_to_norm};
     }
@@ -66,7 +64,7 @@ class Worst {
 }  // namespace
 
 std::string FormCheck::text() const {
-  return fmt::format("{}: {:.2e} of its largest value against {:.2e} allowed", worst, max_error, tolerance);
+  return fmt::format("{}: {:.2e} of its size against {:.2e} allowed", worst, max_error, tolerance);
 }
 
 OracleResult oracle_of(const LayerCase& layer) {

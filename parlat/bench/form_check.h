@@ -7,7 +7,8 @@
 
 namespace parlat {
 
-// How far a form's output and gradients are from the fp64 oracle's, each tensor relative to its largest value.
+// How far a form's output and gradients are from the fp64 oracle's: of each tensor the largest error relative to its
+// largest value, or the RMS error of a token's (a weight row's) relative to its RMS, whichever is larger.
 struct FormCheck {
   bool ok = false;
   std::string worst;     // the tensor nearest to its tolerance, or farthest beyond it: out, x, w_ukv, ...

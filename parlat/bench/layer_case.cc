@@ -39,8 +39,8 @@ RankLayer rank_layer(const LayerCase& layer, bool requires_grad, const Communica
   const SequenceShards shards = layer.shards(comm.size());
   RankLayer local{
       .weights = layer.weights,
-      .x_BSD = local_tokens(layer.x_BSD, shards, comm.rank()).contiguous(),
-      .grad_out_BSD = local_tokens(layer.grad_out_BSD, shards, comm.rank()).contiguous(),
+      .x_BSD = local_tokens(layer.x_BSD, shards, comm.rank()),
+      .grad_out_BSD = local_tokens(layer.grad_out_BSD, shards, comm.rank()),
       .tokens = make_token_shard(layer.weights.spec, layer.documents, shards, comm.rank()),
   };
   MlaWeights& w = local.weights;

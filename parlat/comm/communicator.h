@@ -101,7 +101,7 @@ struct CommOptions {
 
 // Runs body(comm) on `ranks` threads of this process, one intra-op thread each unless `threads` says otherwise. When a
 // rank throws, the others are failed; the first error (in time) that is not an echo of another rank's is rethrown. A
-// rank that has not returned a timeout after that is reported, and the process ends with exit code 4.
+// rank that has not returned a timeout (at least 5 s) after that is reported, and the process ends with exit code 4.
 void run_local_ranks(int ranks, const std::function<void(Communicator&)>& body, int threads = 1,
                      CommOptions options = {});
 

@@ -40,15 +40,7 @@ Tensor connect(Tensor y, const Tensor& x, const std::string& what, std::function
   return y;
 }
 
-// Rank p's tokens of whole [B, S, ...], in its local order. Contiguous; a view where that is possible.
-Tensor take_tokens(const Tensor& whole, const SequenceShards& tokens, int p) {
-  std::vector<Tensor> runs;
-  for (const Range& run : tokens.runs(p)) runs.push_back(whole.narrow(1, run.begin, run.size()));
-  if (runs.empty()) return whole.narrow(1, 0, 0).contiguous();
-  return runs.size() == 1 ? runs[0].contiguous() : at::cat(runs, 1);
-}
-
-// The inverse: writes rank p's tokens to their places in whole.
+// The inverse of local_tokens: writes rank p's tokens to their places in whole.
 void place_tokens(const Tensor& local, const Tensor& whole, const SequenceShards& tokens, int p) {
   int64_t begin = 0;
   for (const Range& run : tokens.runs(p)) {
@@ -120,7 +112,7 @@ Tensor sequence_to_heads(const Tensor& x_BSHd, const HeadShards& heads, const Se
   std::vector<Tensor> send, receive;
   for (int p = 0; p < comm.size(); ++p) {
     const bool own = p == rank;
-    send.push_back(own ? at::empty({0}, x_BSHd.options()) : take_tokens(x_BSHd, tokens, p));
+    send.push_back(own ? at::empty({0}, x_BSHd.options()) : local_tokens(x_BSHd, tokens, p));
     receive.push_back(at::empty({batch, own ? 0 : local, heads.range(p).size(), width}, x_BSHd.options()));
   }
   Handle exchange = comm.all_to_all(std::move(send), receive, what);
@@ -144,7 +136,7 @@ Tensor sequence_to_heads(const Tensor& x_BSHd, const HeadShards& heads, const Se
 Tensor sum_to_shard(const Tensor& grad_BSd, const SequenceShards& tokens, Communicator& comm, const std::string& what) {
   const at::NoGradGuard no_grad;
   std::vector<Tensor> parts;
-  for (int p = 0; p < comm.size(); ++p) parts.push_back(take_tokens(grad_BSd, tokens, p));
+  for (int p = 0; p < comm.size(); ++p) parts.push_back(local_tokens(grad_BSd, tokens, p));
   const Tensor sum = at::empty(parts[comm.rank()].sizes(), grad_BSd.options());
   comm.reduce_scatter(std::move(parts), sum, what).wait();
   return sum;

@@ -24,6 +24,7 @@ namespace parlat {
 namespace {
 
 constexpr int kYields = 100;
+constexpr std::chrono::seconds kGrace(5);
 
 // What all groups of one run_local_ranks share. The mutex guards every group's queues and tickets; copies run outside.
 struct World {
@@ -253,19 +254,20 @@ class LocalCommunicator final : public Communicator {
   int64_t splits_ = 0;
 };
 
-// Returns when all ranks have. Once one has failed the others have the timeout to notice: a rank that waits for nobody
-// (a file that does not answer, an endless loop) can't be ended, so the process is.
+// Returns when all ranks have. Once one has failed the others have the timeout (and no less than kGrace) to notice: a
+// rank that waits for nobody (a file that does not answer, an endless loop) can't be ended, so the process is.
 void await_ranks(World& world) {
   std::unique_lock lock(world.mutex);
   const auto all_ended = [&] { return std::count(world.running.begin(), world.running.end(), true) == 0; };
   world.ended.wait(lock, [&] { return world.failed_rank >= 0 || all_ended(); });
-  if (world.ended.wait_for(lock, world.timeout, all_ended)) return;
+  const auto grace = std::max<std::chrono::milliseconds>(world.timeout, kGrace);
+  if (world.ended.wait_for(lock, grace, all_ended)) return;
   std::string late;
   for (size_t rank = 0; rank < world.running.size(); ++rank) {
     if (world.running[rank]) late += fmt::format("{}rank {}", late.empty() ? "" : ", ", rank);
   }
   fmt::print(stderr, "parlat: error: rank {} failed: {}; {} did not end within {} s\n", world.failed_rank,
-             printable(world.reason), late, std::chrono::duration<double>(world.timeout).count());
+             printable(world.reason), late, std::chrono::duration<double>(grace).count());
   _exit(CommError("").exit_code());
 }
 

@@ -1,5 +1,7 @@
 #include "parlat/comm/shards.h"
 
+#include <ATen/ATen.h>
+
 namespace parlat {
 
 SequenceShards SequenceShards::contiguous(int64_t sequence, int ranks) {
@@ -32,13 +34,11 @@ int64_t SequenceShards::count(int rank) const {
   return count;
 }
 
-std::vector<int64_t> SequenceShards::indices(int rank) const {
-  std::vector<int64_t> indices;
-  indices.reserve(count(rank));
-  for (const Range& run : runs_[rank]) {
-    for (int64_t i = run.begin; i < run.end; ++i) indices.push_back(i);
-  }
-  return indices;
+at::Tensor local_tokens(const at::Tensor& x_BS, const SequenceShards& shards, int rank) {
+  std::vector<at::Tensor> runs;
+  for (const Range& run : shards.runs(rank)) runs.push_back(x_BS.narrow(1, run.begin, run.size()));
+  if (runs.empty()) return x_BS.narrow(1, 0, 0).contiguous();
+  return runs.size() == 1 ? runs[0].contiguous() : at::cat(runs, 1);
 }
 
 }  // namespace parlat

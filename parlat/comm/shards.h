@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -20,13 +22,15 @@ class SequenceShards {
   int ranks() const { return static_cast<int>(runs_.size()); }
   const std::vector<Range>& runs(int rank) const { return runs_[rank]; }
   int64_t count(int rank) const;
-  // Global index of each local token of `rank`, increasing.
-  std::vector<int64_t> indices(int rank) const;
 
  private:
   int64_t sequence_ = 0;
   std::vector<std::vector<Range>> runs_;
 };
+
+// Rank `rank`'s tokens of x [B, S, ...] in its local order: [B, S_local, ...], contiguous; a view where that is
+// possible.
+at::Tensor local_tokens(const at::Tensor& x_BS, const SequenceShards& shards, int rank);
 
 // Rank r of P computes heads even_share(n_heads, P, r): sizes may differ by one; P <= n_heads is checked by the forms.
 class HeadShards {

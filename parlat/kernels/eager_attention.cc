@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -12,9 +13,6 @@
 namespace parlat {
 
 namespace {
-
-// Queries a block: scores of 2048 keys are 2 MB of fp32. More rows make faster products, but more masked scores.
-constexpr int64_t kBlockRows = 256;
 
 struct Operands {
   const Tensor &q_BSHd, &k_BTKd, &v_BTKv;
@@ -89,8 +87,8 @@ void softmax_block_backward(const Tensor& p, const Tensor& grad, double scale) {
 // Calls body(queries, keys) for blocks of queries, keys being all that any of them may see.
 template <typename Body>
 void for_each_block(const Operands& in, int64_t b, const Body& body) {
-  for (int64_t begin = 0; begin < in.n_queries(); begin += kBlockRows) {
-    const Range queries{begin, std::min(begin + kBlockRows, in.n_queries())};
+  for (int64_t begin = 0; begin < in.n_queries(); begin += kEagerBlockRows) {
+    const Range queries{begin, std::min(begin + kEagerBlockRows, in.n_queries())};
     body(queries, in.visible.hull(b, queries));
   }
 }
@@ -99,7 +97,9 @@ void for_each_block(const Operands& in, int64_t b, const Body& body) {
 template <typename Body>
 void for_each_key_head(const Operands& in, const Body& body) {
   const int64_t n_key_heads = in.k_BTKd.size(2);
+  const at::ThreadLocalState caller;  // its memory meter counts what the other threads allocate
   at::parallel_for(0, in.q_BSHd.size(0) * n_key_heads, 1, [&](int64_t begin, int64_t end) {
+    const at::ThreadLocalStateGuard as_caller(caller);
     const at::NoGradGuard no_grad;
     for (int64_t i = begin; i < end; ++i) body(i / n_key_heads, i % n_key_heads);
   });
@@ -108,7 +108,7 @@ void for_each_key_head(const Operands& in, const Body& body) {
 // Writes only the probabilities of blocks' visible keys, the backward pass reads no others; none if p is undefined.
 template <typename T>
 void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Tensor& p_BHST, const Tensor& out_BSHv) {
-  const int64_t block = std::min(kBlockRows, in.n_queries());
+  const int64_t block = std::min(kEagerBlockRows, in.n_queries());
   const Scratch k_room = scratch(in, in.n_keys(), in.d_qk()), v_room = scratch(in, in.n_keys(), in.d_v());
   const Scratch q_room = scratch(in, block, in.d_qk()), out_room = scratch(in, block, in.d_v());
   const Scratch score_room = scratch(in, block, in.n_keys());
@@ -140,7 +140,7 @@ struct Gradients {
 template <typename T>
 void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Tensor& p_BHST,
                        const Tensor& grad_out_BSHv, const Gradients& grads) {
-  const int64_t block = std::min(kBlockRows, in.n_queries());
+  const int64_t block = std::min(kEagerBlockRows, in.n_queries());
   const Scratch k_room = scratch(in, in.n_keys(), in.d_qk()), v_room = scratch(in, in.n_keys(), in.d_v());
   const Scratch q_room = scratch(in, block, in.d_qk()), grad_out_room = scratch(in, block, in.d_v());
   const Scratch p_room = scratch(in, block, in.n_keys()), score_room = scratch(in, block, in.n_keys());

@@ -7,6 +7,9 @@
 
 namespace parlat {
 
+// Queries a block: scores of 2048 keys are 2 MB of fp32. More rows make faster products, but more masked scores.
+inline constexpr int64_t kEagerBlockRows = 256;
+
 // softmax(scale * q k^T) v with the probabilities materialised, differentiable in q, k, v.
 //   q [B, S, H, d], k [B, T, K, d], v [B, T, K, v]; K = H, or K = 1: one key and value for all heads (absorbed form).
 //   out [B, S, H, v] in q's dtype. Scores, softmax and all sums in fp32 (fp64 for fp64); the forward pass multiplies v

@@ -74,8 +74,6 @@ void multiply_widened(const Tensor& a, const Tensor& b, const Tensor& c, bool ac
   });
 }
 
-Tensor rows_of(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& w) {

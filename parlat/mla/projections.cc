@@ -15,8 +15,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-Tensor rows_of(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
-
 class RmsNorm : public Function<RmsNorm> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "parlat/base/error.h"
 
@@ -46,30 +45,6 @@ void rotate_tokens(const Tensor& x, const RopeTable& table, bool transposed) {
   }
 }
 
-class ApplyRope : public torch::autograd::Function<ApplyRope> {
- public:
-  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& x, const Tensor& cos, const Tensor& sin,
-                        bool interleaved) {
-    ctx->save_for_backward({cos, sin});
-    ctx->saved_data["interleaved"] = interleaved;
-    return rotated(x, {cos, sin, interleaved}, Rotation::kForward);
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list grad) {
-    const auto saved = ctx->get_saved_variables();
-    const RopeTable table{saved[0], saved[1], ctx->saved_data["interleaved"].toBool()};
-    return {rotated(grad[0], table, Rotation::kTransposed), {}, {}, {}};
-  }
-
- private:
-  static Tensor rotated(const Tensor& x, const RopeTable& table, Rotation rotation) {
-    Tensor y = x.clone(at::MemoryFormat::Contiguous);
-    rotate(y, table, rotation);
-    return y;
-  }
-};
-
 }  // namespace
 
 RopeTable rope_table(const RopeSpec& rope, int64_t d_rope, const Tensor& positions_BS, at::ScalarType dtype) {
@@ -84,11 +59,6 @@ void rotate(const Tensor& x_BSnR, const RopeTable& table, Rotation rotation) {
   PARLAT_ASSERT(x_BSnR.stride(3) == 1, "columns {} apart", x_BSnR.stride(3));
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x_BSnR.scalar_type(), "rotate",
                                  [&] { rotate_tokens<scalar_t>(x_BSnR, table, rotation == Rotation::kTransposed); });
-}
-
-Tensor apply_rope(const Tensor& x_BSnR, const RopeTable& table) {
-  check_shape(x_BSnR, {table.cos_BSr.size(0), table.cos_BSr.size(1), kAny, 2 * table.cos_BSr.size(2)}, "x");
-  return ApplyRope::apply(x_BSnR, table.cos_BSr, table.sin_BSr, table.interleaved);
 }
 
 }  // namespace parlat

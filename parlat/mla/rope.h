@@ -17,13 +17,10 @@ struct RopeTable {
 RopeTable rope_table(const RopeSpec& rope, int64_t d_rope, const Tensor& positions_BS,
                      at::ScalarType dtype = at::kFloat);
 
-// x [B, S, n, R] (n heads, or 1), rotated in fp32, in x's dtype. Differentiable: the backward is the transposed
-// rotation and saves nothing but the table. Interleaved pairs stay where they are: scores agree with the reference,
-// caches are permuted.
-Tensor apply_rope(const Tensor& x_BSnR, const RopeTable& table);
-
 enum class Rotation { kForward, kTransposed };
-// The same in place and without autograd, on a view of columns (last stride 1): what the projections are made of.
+// x [B, S, n, R] (n heads, or 1) in place, computed in fp32 (fp64 for fp64); a view of columns with last stride 1.
+// Without autograd: the gradient of a rotation is the transposed one. Interleaved pairs stay where they are: scores
+// agree with the reference, caches are permuted.
 void rotate(const Tensor& x_BSnR, const RopeTable& table, Rotation rotation);
 
 }  // namespace parlat

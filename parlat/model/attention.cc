@@ -19,12 +19,4 @@ TokenShard make_token_shard(const MlaSpec& spec, const Documents& documents, Seq
   return {std::move(shards), rank, std::move(rope), documents.visible(causal)};
 }
 
-Tensor local_tokens(const Tensor& x_BS, const SequenceShards& shards, int rank) {
-  const std::vector<Range>& runs = shards.runs(rank);
-  if (runs.empty()) return x_BS.narrow(1, 0, 0);
-  std::vector<Tensor> parts;
-  for (const Range& run : runs) parts.push_back(x_BS.narrow(1, run.begin, run.size()));
-  return parts.size() == 1 ? parts.front() : at::cat(parts, 1);
-}
-
 }  // namespace parlat

@@ -28,9 +28,6 @@ struct TokenShard {
 TokenShard make_token_shard(const MlaSpec& spec, const Documents& documents, SequenceShards shards, int rank,
                             bool causal = true, at::ScalarType rope_dtype = at::kFloat);
 
-// Rows of this rank's tokens along dimension 1, in local order: x [B, S, ...] -> [B, S_local, ...].
-Tensor local_tokens(const Tensor& x_BS, const SequenceShards& shards, int rank);
-
 // One way to compute MLA over ranks. Called by every rank of the group with its tokens of the same batch.
 class Attention {
  public:

@@ -58,7 +58,6 @@ void save(const AttentionShape& shape, const Split& split, int64_t elements, For
   const int64_t scores = split.heads * split.all_tokens * (split.all_tokens / shape.batch);
   const int64_t around = split.local * (2 * d.d_q_latent.value_or(0) + d.d_cache() + split.all_heads * d.d_v);
   const int64_t inverse_rms = split.local * (d.d_q_latent ? 2 : 1);
-  costs.score_bytes = scores * shape.element_bytes;
   costs.saved_bytes = (scores + around + elements) * shape.element_bytes +
                       inverse_rms * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
 }

@@ -37,7 +37,6 @@ struct FormCosts {
   SentBytes backward;       // without the gradient reduction of replicated weights
   int64_t paper_bytes = 0;  // forward, LAGA's counting; independent of element_bytes
   int64_t saved_bytes = 0;  // with the eager kernel
-  int64_t score_bytes = 0;  // of these, the S x S probabilities
 };
 
 // The cost function of each form, exact for every rank, split and dtype. InternalError for a form without one.

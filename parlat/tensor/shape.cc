@@ -37,6 +37,8 @@ void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape, std
   if (!equal) throw ConfigError("{}: expected shape {}, got {}", name, shape_text(want), shape_text(got));
 }
 
+Tensor rows_of(const Tensor& x) { return x.reshape({-1, x.size(-1)}); }
+
 at::ScalarType parse_dtype(std::string_view text) {
   for (const DtypeName& entry : kDtypes) {
     if (entry.name == text) return entry.dtype;

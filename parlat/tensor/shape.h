@@ -15,6 +15,9 @@ inline constexpr int64_t kAny = -1;
 // size. The check at the door of every entry point is its shape comment.
 void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape, std::string_view name);
 
+// x [.., n] as a matrix.
+Tensor rows_of(const Tensor& x);
+
 // "[2, *, 48]".
 std::string shape_text(at::IntArrayRef shape);
 

@@ -4,13 +4,17 @@ namespace parlat {
 
 using nlohmann::json;
 
-json sent_bytes_json(const Traffic& sent) {
-  json by_kind;
-  for (int kind = 0; kind < kCollectiveKinds; ++kind) {
-    if (sent.entries[kind].calls > 0) by_kind[name(static_cast<Collective>(kind))] = sent.entries[kind].bytes;
-  }
-  by_kind["total"] = sent.bytes();
-  return by_kind;
+SentBytes sent_bytes(const Traffic& traffic) {
+  return {.all_to_all = traffic[Collective::kAllToAll].bytes,
+          .all_gather = traffic[Collective::kAllGather].bytes,
+          .reduce_scatter = traffic[Collective::kReduceScatter].bytes,
+          .all_reduce = traffic[Collective::kAllReduce].bytes,
+          .send_recv = traffic[Collective::kSendRecv].bytes};
+}
+
+json to_json(const SentBytes& sent) {
+  return {{"all_to_all", sent.all_to_all}, {"all_gather", sent.all_gather}, {"reduce_scatter", sent.reduce_scatter},
+          {"all_reduce", sent.all_reduce}, {"send_recv", sent.send_recv},   {"total", sent.total()}};
 }
 
 json to_json(const StepRecord& record) {
@@ -20,7 +24,7 @@ json to_json(const StepRecord& record) {
           {"lr", record.learning_rate},
           {"tokens", record.step * record.tokens},
           {"tokens_per_s", static_cast<double>(record.tokens) / record.seconds},
-          {"sent_bytes", sent_bytes_json(record.sent)},
+          {"sent_bytes", to_json(sent_bytes(record.sent))},
           {"peak_bytes", record.peak_bytes},
           {"mfu", record.mfu}};
 }

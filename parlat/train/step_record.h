@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "parlat/comm/traffic.h"
+#include "parlat/plan/form_costs.h"
 
 namespace parlat {
 
@@ -20,7 +21,8 @@ struct StepRecord {
 
 nlohmann::json to_json(const StepRecord& record);
 
-// {"all_gather": bytes, ..., "total": bytes} of the collectives that were called.
-nlohmann::json sent_bytes_json(const Traffic& sent);
+SentBytes sent_bytes(const Traffic& traffic);
+// {"all_to_all": bytes, ..., "total": bytes}
+nlohmann::json to_json(const SentBytes& sent);
 
 }  // namespace parlat

@@ -13,6 +13,7 @@
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
 #include "parlat/base/progress.h"
+#include "parlat/base/spread.h"
 #include "parlat/base/units.h"
 #include "parlat/io/files.h"
 #include "parlat/io/safetensors.h"
@@ -30,13 +31,6 @@ using nlohmann::json;
 using std::chrono::steady_clock;
 
 namespace {
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 std::filesystem::path checkpoints_of(const TrainSettings& settings) { return settings.out / "checkpoints"; }
 
@@ -301,8 +295,9 @@ TrainResult Trainer::run(const std::function<bool()>& stop_requested) {
   const double steps_here = static_cast<double>(std::max<size_t>(rates.size(), 1));
   result.sent_bytes_per_token = world_.sum_over_ranks(sent / steps_here, "bytes sent");
   result.peak_bytes = static_cast<int64_t>(world_.max_over_ranks(static_cast<double>(result.peak_bytes), "peak bytes"));
-  result.tokens_per_s = median(std::move(rates));
-  if (!utilisations.empty()) result.mfu = median(std::move(utilisations));
+  if (rates.empty()) return result;
+  result.tokens_per_s = spread_of(std::move(rates)).median;
+  result.mfu = spread_of(std::move(utilisations)).median;
   return result;
 }
 

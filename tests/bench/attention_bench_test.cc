@@ -60,6 +60,17 @@ TEST(AttentionBench, CoversTheGridInOrder) {
   }
 }
 
+TEST(AttentionBench, VerifiesWhatTheOracleHasTimeForAndSeveralBlocks) {
+  const MlaDims small = small_options().spec.dims, v3 = load_model_config("v3").mla.dims;
+  EXPECT_EQ(verification_length(v3, 1, 100), 100);
+  EXPECT_EQ(verification_length(v3, 1, 4096), 513);
+  EXPECT_EQ(verification_length(small, 1, 4096), 4096);
+  const int64_t of_one = verification_length(small, 1, 1 << 20);
+  EXPECT_GT(of_one, 4096);
+  EXPECT_LT(of_one, 1 << 15);
+  EXPECT_LT(verification_length(small, 4, 1 << 20), of_one);
+}
+
 TEST(AttentionBench, BytesOfUnevenRanksAreTheLargest) {
   AttentionBenchOptions options = small_options();
   options.heads = {7};
@@ -144,6 +155,18 @@ TEST_P(Verdict, NamesTheTensorThatIsWrongOnOneRankOnly) {
       EXPECT_GT(check.max_error, check.tolerance);
       EXPECT_THAT(check.text(), HasSubstr(tensor));
     }
+  }
+}
+
+// Of one token among many, and by far less than the largest value.
+TEST_P(Verdict, IsFailedInBf16ByATokenThatIsMissing) {
+  layer_ = make_layer_case(random_mla_weights(small_options().spec, 1, at::kBFloat16), {.sequence = 24});
+  for (const FormCheck& check : check_against(oracle_of(layer_))) EXPECT_TRUE(check.ok) << check.text();
+  OracleResult want = oracle_of(layer_);
+  want.out[0][20].mul_(0.9);
+  for (const FormCheck& check : check_against(want)) {
+    EXPECT_FALSE(check.ok);
+    EXPECT_EQ(check.worst, "out");
   }
 }
 

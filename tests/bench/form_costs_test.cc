@@ -6,6 +6,7 @@
 #include "parlat/bench/attention_bench.h"
 #include "parlat/tensor/memory_meter.h"
 #include "parlat/train/forms.h"
+#include "parlat/train/step_record.h"
 #include "tests/run_ranks.h"
 
 namespace parlat {

@@ -50,6 +50,36 @@ class Inspect(unittest.TestCase):
         self.assertIn('hidden_act: expected silu, got "gelu"', done.stderr)
         self.assertEqual(inspect("--model-config", "tiny", "--expert-parallel", 9).returncode, 2)
 
+    def test_inner_norm_eps(self):
+        out = self.folder / "record.json"
+        done = inspect("--model", FIXTURE, "--inner-norm-eps", "1e-5", "--json", out)
+        self.assertEqual(done.returncode, 0)
+        self.assertRegex(done.stdout, r"inner_norm_eps +1e-05")
+        self.assertEqual(json.loads(out.read_text())["config"]["resolved"]["inner_norm_eps"], 1e-5)
+        self.assertEqual(inspect("--model", FIXTURE, "--inner-norm-eps", "nan").returncode, 2)
+
+    def test_names_from_files_do_not_reach_the_terminal(self):
+        config = json.loads((FIXTURE / "config.json").read_text())
+        (self.folder / "config.json").write_text(json.dumps(config | {"harmless\x1b[2J\nkey": 1}))
+        done = inspect("--model-config", self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("ignored keys: harmless\\x1b[2J\\x0akey\n", done.stdout)
+        failed = inspect("--model-config", "a\x1b[2J\nb")
+        self.assertRegex(failed.stderr, r"^parlat: error: a\\x1b\[2J\\x0ab: no such file.*\n$")
+
+    def test_a_report_that_cannot_be_printed(self):
+        with open("/dev/full", "w") as full:
+            failed = subprocess.run([PROGRAM, "inspect"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(failed.returncode, 3)
+        self.assertRegex(failed.stderr, r"^parlat: error: stdout: cannot be written: .*\n$")
+
+    def test_the_record_goes_where_stdout_goes(self):
+        done = inspect("--model-config", "tiny", "--json", "/dev/stdout")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout[done.stdout.index("\n{") :])["command"], "inspect")
+        self.assertEqual(inspect("--model-config", "tiny", "--json", "/dev/null").returncode, 0)
+        self.assertTrue(pathlib.Path("/dev/null").is_char_device())
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -33,6 +33,18 @@ def mpirun(ranks):
     return ["mpirun", *root, "--oversubscribe", "-n", str(ranks)]
 
 
+def missing_on_one_rank(program, folder):
+    """A file that only rank 1 cannot read is reported, by whom it is missed."""
+    (folder / "text.txt").write_text("text " * 1000)
+    command = f"""data={folder}/text.txt; [ "$OMPI_COMM_WORLD_RANK" != 1 ] || data={folder}/missing.txt
+exec {program} train --model-config tiny --data $data --out {folder}/run --ranks mpi --steps 1 --quiet"""
+    failed = subprocess.run([*mpirun(2), "sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert failed.returncode == 3, f"exit code {failed.returncode}: {failed.stderr}"
+    expected = "parlat: error: loading: rank 1 failed: " + str(folder / "missing.txt")
+    assert expected in failed.stderr, f"{expected!r} is missing in {failed.stderr}"
+    print("a file missing on one rank is reported")
+
+
 def main():
     program = sys.argv[1]
     with tempfile.TemporaryDirectory() as name:
@@ -46,6 +58,7 @@ def main():
                 assert not different, (f"{ranks} ranks {arguments}: step {different[0]} is {local[different[0]]} on threads "
                                        f"and {mpi[different[0]]} under MPI")
             print(f"{ranks} ranks {' '.join(arguments)}: the same {STEPS} steps on threads and twice under MPI")
+        missing_on_one_rank(program, folder)
 
 
 if __name__ == "__main__":

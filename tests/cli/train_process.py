@@ -177,7 +177,19 @@ class TrainProcess(unittest.TestCase):
                 (2, "form: expected one of", ["--form", "ring-of-fire"]),
                 (2, "heads", ["--ranks", "local:5", "--expert-parallel", "1"]),
                 (2, "expert", ["--expert-parallel", "3"]),
+                (2, "data-parallel: expected at least 1, got 0", ["--data-parallel", "0"]),
                 (2, "fp16", ["--dtype", "fp16"]),
+                (2, "lr: expected a number of at least 0, got nan", ["--lr", "nan"]),
+                (2, "min-lr: ", ["--min-lr", "-1"]),
+                (2, "beta1: expected at least 0 and less than 1, got 1", ["--beta1", "1"]),
+                (2, "beta2: ", ["--beta2", "inf"]),
+                (2, "weight-decay: ", ["--weight-decay", "nan"]),
+                (2, "clip: ", ["--clip", "-1"]),
+                (2, "eval-fraction: ", ["--eval-fraction", "nan"]),
+                (2, "inner-norm-eps: ", ["--inner-norm-eps", "nan"]),
+                (3, "no-such.toml", ["--config", str(self.folder / "no-such.toml")]),
+                (3, "text.txt: cannot be created: Not a directory", ["--out", str(self.text)]),
+                (3, "no-such-folder/x.json: cannot be written", ["--json", str(self.folder / "no-such-folder/x.json")]),
                 (3, "no-such-file", ["--data", str(self.folder / "no-such-file")]),
                 (3, "latin.txt", ["--data", str(self.folder / "latin.txt")]),
                 (3, "empty.txt", ["--data", str(self.folder / "empty.txt")]),
@@ -188,6 +200,42 @@ class TrainProcess(unittest.TestCase):
                 self.assertRegex(failed.stderr, r"^parlat: error: .*\n$")
                 self.assertIn(expected, failed.stderr)
         self.assertFalse((out / "checkpoints").exists())
+
+    def test_unknown_commands_are_named(self):
+        for command, arguments in (("parlat: expected one of train, inspect, ", ["frain"]), ("got none", []),
+                                   ("bench: expected one of attention, ", ["bench", "attentoin"])):
+            failed = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual(failed.returncode, 2)
+            self.assertRegex(failed.stderr, r"^parlat: error: .*\n$")
+            self.assertIn(command, failed.stderr)
+
+    def test_results_that_cannot_be_printed(self):
+        with open("/dev/full", "w") as full:
+            failed = subprocess.run(self.command(self.folder / "run", "--steps", "1"), stdout=full,
+                                    stderr=subprocess.PIPE, text=True, timeout=60)
+        self.assertEqual(failed.returncode, 3)
+        self.assertRegex(failed.stderr, r"^parlat: error: stdout: cannot be written: .*\n$")
+
+    def test_one_writer_a_folder(self):
+        out = self.folder / "run"
+        first = subprocess.Popen(self.command(out, "--steps", "100000"), stdout=subprocess.DEVNULL)
+        self.wait_for_step(first, out, 1)
+        second = self.run_train(out, "--resume")
+        first.kill()
+        first.wait()
+        self.assertEqual(second.returncode, 2)
+        self.assertIn("expected a folder that no other run writes to", second.stderr)
+
+    def test_inner_norm_eps(self):
+        losses = []
+        for eps in ("1e-6", "0.5"):
+            out = self.folder / eps
+            self.succeed(out, "--steps", "1", "--inner-norm-eps", eps)
+            losses.append(self.records(out)[0]["loss"])
+        self.assertNotEqual(*losses)
+        failed = self.run_train(self.folder / "0.5", "--steps", "2", "--resume")
+        self.assertEqual(failed.returncode, 2)
+        self.assertIn("inner_norm_eps: checkpoint 0.5, now 1e-06", failed.stderr)
 
 
 if __name__ == "__main__":

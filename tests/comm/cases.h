@@ -6,6 +6,7 @@
 #include "parlat/comm/communicator.h"
 #include "parlat/comm/differentiable.h"
 #include "parlat/tensor/fill.h"
+#include "tests/shard_indices.h"
 
 namespace parlat {
 
@@ -190,7 +191,7 @@ inline std::vector<SequenceShards> case_shards(int64_t sequence, int ranks) {
 }
 
 inline Tensor local_of(const Tensor& whole, const SequenceShards& shards, int rank) {
-  return whole.index_select(1, at::tensor(shards.indices(rank), at::kLong));
+  return whole.index_select(1, shard_indices(shards, rank));
 }
 
 // Both head exchanges, forward and backward: each is a permutation, so that the values are known exactly. Gradients

@@ -196,6 +196,26 @@ TEST_P(Eager, KeepsTheProbabilitiesOnly) {
   EXPECT_LE(meter.peak_bytes() - before, gradients + scratch * wide + kAlignment);
 }
 
+// Two heads on two threads need scratch of both at some moment, sooner or later.
+TEST_P(Eager, TheMeterSeesEveryThread) {
+  MemoryMeter meter;
+  const MemoryMeter::Scope scope(meter);
+  const Case c = random_case(causal(1, 1000), 2, 2, GetParam());
+  const at::NoGradGuard no_grad;
+  const auto peak = [&] {
+    meter.reset();
+    eager_attention(c.q, c.k, c.v, c.visible, kScale);
+    return meter.peak_bytes();
+  };
+  const int64_t of_one = peak();
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  int64_t of_two = 0;
+  for (int i = 0; i < 100 && of_two <= of_one; ++i) of_two = peak();
+  at::set_num_threads(threads);
+  EXPECT_GT(of_two, of_one);
+}
+
 TEST_P(Eager, WithoutAutogradNoProbabilitiesExist) {
   MemoryMeter meter;
   const MemoryMeter::Scope scope(meter);

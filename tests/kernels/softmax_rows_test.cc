@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <vector>
 
 #include "parlat/tensor/fill.h"
 #include "tests/expect_close.h"
@@ -73,6 +75,23 @@ TYPED_TEST(SoftmaxRow, Gradient) {
     EXPECT_CLOSE(at::cat({grad.to(at::kDouble), scale.view(1)}), at::cat({want, scale.view(1)}),
                  Tolerance::rounding(kDtype<TypeParam>, n, 2));
   }
+}
+
+// Which version for which instructions the loader picks shows in the bits as soon as one of them fuses multiply-adds.
+TEST(SoftmaxRows, GiveTheSameBitsOnEveryMachine) {
+  constexpr int64_t kSize = 1003;
+  std::vector<float> p(kSize), grad(kSize);
+  for (int64_t i = 0; i < kSize; ++i) {
+    p[i] = static_cast<float>(i * 7919 % 2003) / 64 - 20;
+    grad[i] = static_cast<float>(i * 104729 % 1009) / 128 - 4;
+  }
+  softmax_row(p.data(), kSize, {2, kSize - 3});
+  softmax_row_backward(p.data(), grad.data(), kSize, 0.0721f);
+  uint64_t hash = 1469598103934665603u;  // FNV-1a
+  for (const auto* values : {&p, &grad}) {
+    for (const float value : *values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 1099511628211u;
+  }
+  EXPECT_EQ(hash, 0xf4dfd06d0675cebeu) << "without fused multiply-adds";
 }
 
 }  // namespace

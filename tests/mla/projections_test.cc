@@ -8,6 +8,7 @@
 #include "tests/kernels/central_differences.h"
 #include "tests/kernels/forced_gemm.h"
 #include "tests/mla/layer.h"
+#include "tests/mla/rotated.h"
 
 namespace parlat {
 namespace {
@@ -55,21 +56,21 @@ TEST_P(Projections, QueryWithLatent) {
   const Layer l = layer();
   const Tensor c_q = exact_rms_norm(at::matmul(fp64(l.x_BSD), fp64(l.w.w_dq).t()), l.w.q_norm);
   const Tensor q = at::matmul(c_q, fp64(l.w.w_uq).t()).unflatten(-1, {5, 24});
-  const Tensor want = at::cat({q.narrow(3, 0, 16), apply_rope(q.narrow(3, 16, 8), l.rope())}, 3);
+  const Tensor want = at::cat({q.narrow(3, 0, 16), rotated(q.narrow(3, 16, 8), l.rope())}, 3);
   EXPECT_CLOSE(project_query(l.w, l.x_BSD, l.rope()), want, rounding(40, 4));
 }
 
 TEST_P(Projections, QueryWithoutLatent) {
   const Layer l = layer(std::nullopt);
   const Tensor q = at::matmul(fp64(l.x_BSD), fp64(l.w.w_uq).t()).unflatten(-1, {5, 24});
-  const Tensor want = at::cat({q.narrow(3, 0, 16), apply_rope(q.narrow(3, 16, 8), l.rope())}, 3);
+  const Tensor want = at::cat({q.narrow(3, 0, 16), rotated(q.narrow(3, 16, 8), l.rope())}, 3);
   EXPECT_CLOSE(project_query(l.w, l.x_BSD, l.rope()), want, rounding(40, 2));
 }
 
 TEST_P(Projections, Latent) {
   const Layer l = layer();
   const Tensor raw = at::matmul(fp64(l.x_BSD), fp64(l.w.w_dkv).t());
-  const Tensor k_rope = apply_rope(raw.narrow(2, 20, 8).unsqueeze(2), l.rope()).squeeze(2);
+  const Tensor k_rope = rotated(raw.narrow(2, 20, 8).unsqueeze(2), l.rope()).squeeze(2);
   const Tensor want = at::cat({exact_rms_norm(raw.narrow(2, 0, 20), l.w.kv_norm), k_rope}, 2);
   EXPECT_CLOSE(project_latent(l.w, l.x_BSD, l.rope()), want, rounding(40, 3));
 }

@@ -8,7 +8,9 @@
 
 #include "parlat/base/error.h"
 #include "parlat/config/model_config.h"
-#include "tests/kernels/central_differences.h"
+#include "parlat/tensor/fill.h"
+#include "tests/expect_close.h"
+#include "tests/mla/rotated.h"
 
 namespace parlat {
 namespace {
@@ -100,11 +102,11 @@ TEST(SoftmaxScale, CarriesYarnsSquareOnceAndOnlyThere) {
 
 // Scores of every query against every key: [S, S].
 Tensor scores(const Tensor& q, const Tensor& k, const RopeTable& table) {
-  const Tensor q_rotated = apply_rope(q, table), k_rotated = apply_rope(k, table);
+  const Tensor q_rotated = rotated(q, table), k_rotated = rotated(k, table);
   return at::einsum("bsnr,btnr->st", {q_rotated.to(at::kDouble), k_rotated.to(at::kDouble)});
 }
 
-TEST(ApplyRope, ScoresDependOnTheDistanceOnly) {
+TEST(Rotate, ScoresDependOnTheDistanceOnly) {
   for (const bool interleaved : {true, false}) {
     RopeSpec rope = yarn();
     rope.interleaved = interleaved;
@@ -121,7 +123,7 @@ TEST(ApplyRope, ScoresDependOnTheDistanceOnly) {
 }
 
 // Pairs (2i, 2i+1) of a checkpoint are pairs (i, i + R/2) of its reordered columns: the same scores, not the same keys.
-TEST(ApplyRope, HalfSplitIsInterleavedWithReorderedColumns) {
+TEST(Rotate, HalfSplitIsInterleavedWithReorderedColumns) {
   RopeTable interleaved = rope_table(yarn(), kRope, positions(20), at::kDouble), half_split = interleaved;
   half_split.interleaved = false;
   const auto reorder = [](const Tensor& x) { return x.unflatten(-1, {kRope / 2, 2}).mT().flatten(-2); };
@@ -129,7 +131,7 @@ TEST(ApplyRope, HalfSplitIsInterleavedWithReorderedColumns) {
   const Tensor k = seeded_normal({1, 20, 3, kRope}, 1, kSeed, "k", at::kDouble);
   EXPECT_CLOSE(scores(reorder(q), reorder(k), half_split), scores(q, k, interleaved),
                Tolerance::rounding(at::kDouble, 3 * kRope, 2));
-  EXPECT_FALSE(apply_rope(reorder(k), half_split).allclose(apply_rope(k, interleaved)));
+  EXPECT_FALSE(rotated(reorder(k), half_split).allclose(rotated(k, interleaved)));
 }
 
 class EveryDtype : public ::testing::TestWithParam<at::ScalarType> {};
@@ -138,42 +140,45 @@ TEST_P(EveryDtype, RotatesInFp32AndRoundsOnce) {
   const RopeTable table = rope_table(yarn(), kRope, positions(20));
   const Tensor x = seeded_normal({1, 20, 3, kRope}, 1, kSeed, "x", GetParam());
   const at::ScalarType compute = GetParam() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor want = apply_rope(x.to(compute), table).to(GetParam());
-  EXPECT_TRUE(apply_rope(x, table).equal(want));
+  const Tensor want = rotated(x.to(compute), table).to(GetParam());
+  EXPECT_TRUE(rotated(x, table).equal(want));
   const Tensor complex = at::view_as_complex(x.to(at::kDouble).unflatten(-1, {kRope / 2, 2}));
   const Tensor turn = at::complex(table.cos_BSr.to(at::kDouble), table.sin_BSr.to(at::kDouble)).unsqueeze(2);
-  EXPECT_CLOSE(apply_rope(x, table), at::view_as_real(complex * turn).flatten(-2),
-               Tolerance::rounding(GetParam(), 2, 1));
+  EXPECT_CLOSE(rotated(x, table), at::view_as_real(complex * turn).flatten(-2), Tolerance::rounding(GetParam(), 2, 1));
 }
-INSTANTIATE_TEST_SUITE_P(ApplyRope, EveryDtype, ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
+INSTANTIATE_TEST_SUITE_P(Rotate, EveryDtype, ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
                          [](const auto& info) { return std::string(name(info.param)); });
 
-TEST(ApplyRope, ReadsColumnsOfAWiderTensor) {
+TEST(Rotate, ReadsColumnsOfAWiderTensor) {
   const RopeTable table = rope_table({}, kRope, positions(5));
   const Tensor wide = seeded_normal({1, 5, 3, 20}, 1, kSeed, "x"), columns = wide.narrow(3, 12, kRope),
                before = wide.clone();
-  EXPECT_TRUE(apply_rope(columns, table).equal(apply_rope(columns.contiguous(), table)));
+  EXPECT_TRUE(rotated(columns, table).equal(rotated(columns.contiguous(), table)));
   EXPECT_TRUE(wide.equal(before));
   rotate(columns, table, Rotation::kForward);
-  EXPECT_TRUE(columns.equal(apply_rope(before.narrow(3, 12, kRope), table)));
+  EXPECT_TRUE(columns.equal(rotated(before.narrow(3, 12, kRope), table)));
   EXPECT_TRUE(wide.narrow(3, 0, 12).equal(before.narrow(3, 0, 12)));
 }
 
-TEST(ApplyRope, AgreesWithCentralDifferences) {
+// <R x, y> = <x, R^T y>: what makes the transposed rotation the gradient.
+TEST(Rotate, TransposedIsTheAdjoint) {
   for (const bool interleaved : {true, false}) {
     RopeTable table = rope_table(yarn(), kRope, positions(4), at::kDouble);
     table.interleaved = interleaved;
-    expect_gradients([&](const auto& in) { return std::vector{apply_rope(in[0], table)}; },
-                     {seeded_normal({1, 4, 2, kRope}, 1, kSeed, "x")});
+    const Tensor x = seeded_normal({1, 4, 2, kRope}, 1, kSeed, "x", at::kDouble);
+    const Tensor y = seeded_normal({1, 4, 2, kRope}, 1, kSeed, "y", at::kDouble);
+    const double left = (rotated(x, table) * y).sum().item<double>();
+    const double right = (x * rotated(y, table, Rotation::kTransposed)).sum().item<double>();
+    EXPECT_NEAR(left, right, 1e-13 * (x.norm() * y.norm()).item<double>());
   }
 }
 
-TEST(ApplyRope, WrongShapesAreNamed) {
+TEST(Rotate, WrongShapesAreNamed) {
   try {
-    apply_rope(at::ones({1, 4, 2, 6}), rope_table({}, kRope, positions(4)));
+    rotated(at::ones({1, 4, 2, 6}), rope_table({}, kRope, positions(4)));
     FAIL() << "accepted";
   } catch (const ConfigError& error) {
-    EXPECT_STREQ(error.what(), "x: expected shape [1, 4, *, 8], got [1, 4, 2, 6]");
+    EXPECT_STREQ(error.what(), "rope table: expected shape [1, 4, 3], got [1, 4, 4]");
   }
 }
 

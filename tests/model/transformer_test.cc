@@ -9,6 +9,7 @@
 #include "tests/expect_close.h"
 #include "tests/model/local_attention.h"
 #include "tests/run_ranks.h"
+#include "tests/shard_indices.h"
 
 namespace parlat {
 namespace {
@@ -59,8 +60,10 @@ TEST(LocalTokens, AreTheRunsOfTheRank) {
   for (const int ranks : {1, 2, 3, 8}) {
     for (const auto& shards : {SequenceShards::contiguous(13, ranks), SequenceShards::zigzag(13, ranks)}) {
       for (int r = 0; r < ranks; ++r) {
-        const Tensor index = at::tensor(shards.indices(r), at::kLong);
-        EXPECT_TRUE(at::equal(local_tokens(x, shards, r), x.index_select(1, index))) << ranks << " ranks, rank " << r;
+        const Tensor index = shard_indices(shards, r);
+        const Tensor local = local_tokens(x, shards, r);
+        EXPECT_TRUE(at::equal(local, x.index_select(1, index))) << ranks << " ranks, rank " << r;
+        EXPECT_TRUE(local.is_contiguous());
       }
     }
   }

@@ -64,6 +64,37 @@ TEST(Compare, NanFailsUnlessInBoth) {
   EXPECT_TRUE(compare(at::full({2}, -INFINITY), at::full({2}, -INFINITY), {0.0}).close);
 }
 
+// Where only the largest element counts, a small row may be anything.
+TEST(Compare, ARowIsMeasuredAgainstItself) {
+  const Tolerance tolerance = Tolerance::rounding(at::kBFloat16, 2048, 12);
+  const Tensor want = seeded_normal({64, 32}, 1.0, 1, "want", at::kDouble);
+  want[7].mul_(0.05);
+  Tensor got = want.to(at::kBFloat16);
+  EXPECT_TRUE(compare(got, want, tolerance).close) << compare(got, want, tolerance).text();
+  for (const double factor : {0.0, 0.8}) {
+    got[7].copy_(factor * want[7]);
+    const Comparison result = compare(got, want, tolerance);
+    EXPECT_FALSE(result.close) << result.text();
+    EXPECT_LT(result.max_error, result.allowed);
+    EXPECT_NEAR(result.row_error, (1 - factor) * 0.05 / 0.1, 0.15) << "of a tenth of the tensor's RMS";
+  }
+}
+
+TEST(Compare, APartIsMeasuredAgainstTheWhole) {
+  const Tensor whole = at::cat({at::full({16}, 1e-6), at::ones({16})}).view({2, 16});
+  const Tensor got = whole.clone();
+  got[0] += 1e-5;
+  EXPECT_FALSE(compare(got[0], whole[0], {1e-3}).close);
+  EXPECT_TRUE(compare(got[0], whole[0], {1e-3}, scale_of(whole)).close);
+  EXPECT_FALSE(compare(got[0], whole[0], {1e-5}, scale_of(whole)).close);
+}
+
+TEST(Compare, NothingAndZerosAreCloseToThemselves) {
+  EXPECT_TRUE(compare(at::ones({0, 3}), at::ones({0, 3}), {0.0}).close);
+  EXPECT_TRUE(compare(at::zeros({2, 3}), at::zeros({2, 3}), {0.0}).close);
+  EXPECT_FALSE(compare(at::full({2, 3}, 1e-30), at::zeros({2, 3}), {1.0}).close);
+}
+
 TEST(Compare, DifferentShapesAreABug) { EXPECT_THROW(compare(at::ones({2}), at::ones({3}), {1}), InternalError); }
 
 TEST(MemoryMeter, CountsPeakAndCurrent) {

@@ -57,13 +57,17 @@ TEST(Convergence, EveryFormMemorisesRandomTokens) {
     EXPECT_LT(by_form[form].back(), 0.01) << name(form);
     fmt::print("{}: {:.4f} -> {:.5f}\n", name(form), by_form[form].front(), by_form[form].back());
   }
-  // Rounding differs by form and training amplifies it; a form that computed something else would part by whole units.
-  double apart = 0;
-  for (int step = 0; step < kSteps; ++step) {
-    apart = std::max(apart, std::abs(by_form[TrainForm::kLaga][step] - by_form[TrainForm::kAbsorbed][step]));
+  // Forms round differently, by some 1e-7, and 60 steps of training amplify that a thousandfold (measured: 1.4e-4 of
+  // the current loss). A form that computed something else would part by its own size, at the end above all.
+  for (const auto& [form, curve] : by_form) {
+    double apart = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const double want = by_form[TrainForm::kExplicit][step];
+      apart = std::max(apart, std::abs(curve[step] - want) / want);
+    }
+    fmt::print("{}: at most {:.1e} of the current loss from explicit\n", name(form), apart);
+    EXPECT_LT(apart, 2e-3) << name(form);
   }
-  fmt::print("laga and absorbed at most {:.1e} apart\n", apart);
-  EXPECT_LT(apart, 1e-2);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "parlat/tensor/fill.h"
 #include "parlat/train/forms.h"
 #include "tests/run_ranks.h"
+#include "tests/shard_indices.h"
 
 namespace parlat {
 
@@ -91,7 +92,7 @@ inline OracleResult run_form(TrainForm form, const FormCase& c, int ranks, Shard
     out.backward(local_tokens(c.grad_out_BSD, shards, comm.rank()).clone());
 
     const std::lock_guard lock(mutex);
-    const Tensor index = at::tensor(shards.indices(comm.rank()), at::kLong);
+    const Tensor index = shard_indices(shards, comm.rank());
     result.out.index_copy_(1, index, out.detach().to(at::kDouble));
     result.gradients["x"].index_copy_(1, index, x.grad().to(at::kDouble));
     for (const auto& [name, weight] : named_weights(w)) by_rank[comm.rank()][name] = weight.grad().to(at::kDouble);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "parlat/base/error.h"
@@ -56,6 +57,29 @@ TEST_P(EveryForm, MatchesTheOracleWithoutQueryLatent) { matches_the_oracle({.n_h
 TEST_P(EveryForm, MatchesTheOracleWithoutCausalMask) { matches_the_oracle({.n_heads = 8, .causal = false}); }
 TEST_P(EveryForm, MatchesTheOracleInBf16) { matches_the_oracle({.n_heads = 8, .dtype = at::kBFloat16}); }
 TEST_P(EveryForm, MatchesTheOracleWithEmptyRanks) { matches_the_oracle({.n_heads = 8, .sequence = 3}); }
+
+// The tolerance of bf16 is not so wide that a wrong result passes: a query of the wrong scale (576^-0.5 for 192^-0.5),
+// one without its rope part, a token that is missing.
+TEST_P(EveryForm, WrongResultsAreRefusedInBf16) {
+  const auto [form, ranks, sharding] = GetParam();
+  const FormCase c = make_form_case({.n_heads = 8, .dtype = at::kBFloat16});
+  const OracleResult want = oracle(c);
+  const auto refused = [&](const OracleResult& got, const std::string& what) {
+    EXPECT_FALSE(compare(got.out, want.out, rounding(c)).close) << what;
+    EXPECT_FALSE(compare(got.gradients.at("x"), want.gradients.at("x"), rounding(c)).close) << what;
+  };
+  FormCase wrong = c;
+  wrong.weights.w_uq = c.weights.w_uq * std::sqrt(1.0 / 3.0);
+  refused(run_form(form, wrong, ranks, sharding), "scale");
+  wrong.weights.w_uq = c.weights.w_uq.clone();
+  const int64_t d_nope = c.spec.dims.d_nope, d_rope = c.spec.dims.d_rope;
+  wrong.weights.w_uq.view({8, d_nope + d_rope, -1}).narrow(1, d_nope, d_rope).zero_();
+  refused(run_form(form, wrong, ranks, sharding), "rope");
+  OracleResult missing = run_form(form, c, ranks, sharding);
+  missing.out[1][17].zero_();
+  missing.gradients.at("x")[0][28].zero_();
+  refused(missing, "token");
+}
 
 TEST_P(EveryForm, RepeatsItsBits) {
   const auto [form, ranks, sharding] = GetParam();

@@ -1,5 +1,5 @@
 // The statistics that every measurement is reported with.
-#include "parlat/bench/spread.h"
+#include "parlat/base/spread.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "parlat/bench/spread.h"
+#include "parlat/base/spread.h"
 
 #include <algorithm>
 
