@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "parlat/base/spread.h"
 #include "parlat/bench/rank_runner.h"
-#include "parlat/bench/spread.h"
 #include "parlat/config/layout.h"
 #include "parlat/config/model_config.h"
 

@@ -1,15 +1,20 @@
 """The commands that decode, as processes: the same tokens as transformers, what conversion keeps and gains, bad requests.
 
-Models are made here by transformers; where shared/models lies beside the checkout, the trained one there is used too.
+Models are made here by transformers; examples/small is a trained one, and where shared/models lies beside the checkout,
+the one there is used too.
 
 usage: decode_commands.py PROGRAM
 """
 
 import json
+import math
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import unittest
 import warnings
@@ -23,6 +28,7 @@ torch.set_num_threads(1)
 warnings.simplefilter("ignore", FutureWarning)
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared"
+SMALL = pathlib.Path(__file__).resolve().parents[2] / "examples/small"
 NOVEL = SHARED / "models/novel"
 TEXTS = SHARED / "data/novels"
 COMMON = dict(
@@ -104,27 +110,32 @@ class Commands(unittest.TestCase):
             self.expect_same_tokens(path, model, prompts[1:2], 60, [("mla", 1), ("dcp", 8)])
             self.expect_same_tokens(path, model, prompts, 40, [("mla", 2), ("mla", 3), ("dcp", 4)])
 
-    @unittest.skipUnless(NOVEL.exists(), "no shared/models beside the checkout")
-    def test_the_trained_model_writes_as_in_transformers(self):
-        model = transformers.AutoModelForCausalLM.from_pretrained(NOVEL, dtype=torch.float32).eval()
-        prompts = ["It was", "My father's family name being Pirrip, and my Christian name Philip, my infant tongue",
-                   "Chapter 1\n\n", "said Joe", "The marshes"]
-        self.expect_same_tokens(NOVEL, model, prompts[1:2], 200,
-                                [("mla", 1), ("mla", 2), ("mla", 3), ("mla", 4), ("mla", 8), ("dcp", 2), ("dcp", 3)])
-        self.expect_same_tokens(NOVEL, model, prompts, 200, [("mla", 1), ("dcp", 4), ("dcp", 8)])
+    def test_trained_models_write_as_in_transformers(self):
+        for path, prompts in [(SMALL, ["def main(", "import os\n", "    return self.", "x", "class Parser:\n"]),
+                              (NOVEL, ["It was", "My father's family name being Pirrip, and my Christian name Philip, my",
+                                       "Chapter 1\n\n", "said Joe", "The marshes"])]:
+            if not path.exists():
+                continue  # no shared/models beside the checkout
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            self.expect_same_tokens(path, model, prompts[1:2], 200,
+                                    [("mla", 1), ("mla", 2), ("mla", 3), ("mla", 4), ("mla", 8), ("dcp", 2), ("dcp", 3)])
+            self.expect_same_tokens(path, model, prompts, 200, [("mla", 1), ("dcp", 4), ("dcp", 8)])
 
-    @unittest.skipUnless(NOVEL.exists(), "no shared/models beside the checkout")
     def test_perplexity_is_that_of_transformers(self):
-        text = TEXTS / "great-expectations.txt"
-        row = self.rows("eval", "--model", NOVEL, "--data", text, "--reference", "none", "--tokens", 5110)[0]
-        model = transformers.AutoModelForCausalLM.from_pretrained(NOVEL, dtype=torch.float32).eval()
-        ids = Tokenizer.from_file(str(NOVEL / "tokenizer.json")).encode(text.read_text(), add_special_tokens=False).ids
-        windows = torch.tensor(ids[: 10 * 512]).view(10, 512)
-        with torch.no_grad():
-            log_p = torch.cat([model(w[None]).logits[:, :-1] for w in windows]).double().log_softmax(-1)
-        loss = -log_p.gather(2, windows[:, 1:, None]).mean().item()
-        self.assertEqual(row["tokens"], 5110)
-        self.assertLess(abs(row["perplexity"] / torch.tensor(loss).exp().item() - 1), 1e-4)
+        for path, text, size in [(SMALL, pathlib.Path(__file__), 128), (NOVEL, TEXTS / "great-expectations.txt", 512)]:
+            if not path.exists():
+                continue
+            row = self.rows("eval", "--model", path, "--data", text, "--reference", "none", "--sequence", size, "--tokens",
+                            10 * (size - 1))[0]
+            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+            ids = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
+            windows = torch.tensor(ids[: 10 * size]).view(10, size)
+            with torch.no_grad():
+                log_p = torch.cat([model(w[None]).logits[:, :-1] for w in windows]).double().log_softmax(-1)
+            loss = -log_p.gather(2, windows[:, 1:, None]).mean().item()
+            self.assertEqual(row["tokens"], 10 * (size - 1))
+            self.assertLess(abs(row["perplexity"] / math.exp(loss) - 1), 1e-4)
 
     def test_rotated_copies_are_read_by_transformers(self):
         text = pathlib.Path(__file__)
@@ -144,18 +155,22 @@ class Commands(unittest.TestCase):
                 self.rows("eval", "--model", out, "--data", text, "--layout", "tpla", "--ranks", "local:2",
                           "--sequence", 64, "--tokens", 100)
 
-    @unittest.skipUnless(NOVEL.exists(), "no shared/models beside the checkout")
     def test_balanced_slices_lose_least(self):
-        calibration = [TEXTS / "david-copperfield.txt", TEXTS / "middlemarch.txt"]
-        kl = {}
-        for transform in ("pca", "balanced"):
-            out = self.folder / transform
-            self.run_program("convert", "--model", NOVEL, "--out", out, "--transform", transform, "--groups", "2",
-                             "--calibration", *calibration, "--calibration-tokens", 16384, "--fit-steps", 100)
-            row = self.rows("eval", "--model", out, "--data", TEXTS / "great-expectations.txt", "--layout", "tpla",
-                            "--ranks", "local:2", "--tokens", 2000)[0]
-            kl[transform] = row["kl"]
-        self.assertLess(kl["balanced"], 0.5 * kl["pca"])
+        stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+        calibration = [stdlib / "argparse.py", stdlib / "tarfile.py"]
+        for groups in (2, 4):
+            kl = {}
+            for transform in ("hadamard", "pca", "balanced"):
+                out = self.folder / f"{transform}-{groups}"
+                self.run_program("convert", "--model", SMALL, "--out", out, "--transform", transform, "--groups", groups,
+                                 "--calibration", *calibration, "--calibration-tokens", 8192, "--sequence", 256,
+                                 "--fit-steps", 60)
+                kl[transform] = self.rows("eval", "--model", out, "--data", stdlib / "ast.py", "--layout", "tpla",
+                                          "--ranks", f"local:{groups}", "--sequence", 256, "--tokens", 1500)[0]["kl"]
+            kl["gla"] = self.rows("eval", "--model", SMALL, "--data", stdlib / "ast.py", "--layout", "gla", "--ranks",
+                                  f"local:{groups}", "--sequence", 256, "--tokens", 1500)[0]["kl"]
+            self.assertLess(kl["balanced"], 0.5 * kl["pca"], kl)
+            self.assertLess(max(kl["pca"], kl["hadamard"]), kl["gla"], kl)
 
     def test_sampling_repeats_and_follows_the_seed(self):
         path, _ = self.family("v3")
@@ -163,6 +178,42 @@ class Commands(unittest.TestCase):
                                          "--temperature", 1, *more)[0]["tokens"]
         self.assertEqual(tokens("--seed", 5), tokens("--seed", 5, "--ranks", "local:2", "--layout", "dcp"))
         self.assertNotEqual(tokens("--seed", 5), tokens("--seed", 6))
+
+    def mpirun(self, ranks, *arguments):
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return ["mpirun", *root, "--oversubscribe", "-n", str(ranks), str(PROGRAM), *map(str, arguments), "--ranks", "mpi"]
+
+    def test_separate_prefill_ranks_change_nothing(self):
+        path, _ = self.family("v3")
+        common = ["--model", path, "--prompt", "It was", "--prompt", "def f(x):", "--new-tokens", 20, "--ignore-end"]
+        want = [row["tokens"] for row in self.rows("generate", *common, "--layout", "tpla", "--ranks", "local:2")]
+        got = self.rows("generate", *common, "--layout", "tpla", "--ranks", "local:5", "--prefill-ranks", 3)
+        self.assertEqual([row["tokens"] for row in got], want)
+        self.run_program("generate", *common, "--ranks", "local:2", "--prefill-ranks", 2, code=2)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no MPI here")
+    def test_processes_write_what_threads_write(self):
+        path, _ = self.family("v3")
+        record = self.folder / "mpi.json"
+        for layout, ranks, more in [("dcp", 3, []), ("tpla", 4, ["--groups", 2]), ("tpla", 4, ["--prefill-ranks", 2])]:
+            arguments = ["generate", "--model", path, "--prompt", "It was", "--new-tokens", 20, "--ignore-end", "--layout",
+                         layout, *more]
+            want = self.rows(*arguments, "--ranks", f"local:{ranks}")[0]["tokens"]
+            subprocess.run(self.mpirun(ranks, *arguments, "--json", record, "--quiet"), check=True, capture_output=True,
+                           timeout=120)
+            self.assertEqual(json.loads(record.read_text())["rows"][0]["tokens"], want, f"{layout} {more}")
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no MPI here")
+    def test_a_killed_rank_ends_the_others_and_the_text_so_far_stays(self):
+        path, _ = self.family("v3")
+        run = subprocess.Popen(self.mpirun(2, "generate", "--model", path, "--prompt", "x", "--new-tokens", 500,
+                                           "--ignore-end", "--quiet"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = run.stdout.read(1)  # it has begun to write
+        children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        out, _ = run.communicate(timeout=60)
+        self.assertTrue(first + out)
+        self.assertNotEqual(run.returncode, 0)
 
     def test_bad_requests_get_one_line(self):
         path, _ = self.family("v3")

@@ -4,8 +4,8 @@
 
 #include "parlat/base/error.h"
 #include "parlat/decode/decoder.h"
+#include "parlat/decode/sliced_oracle.h"
 #include "parlat/tensor/fill.h"
-#include "tests/decode/sliced_oracle.h"
 #include "tests/decode/small_model.h"
 #include "tests/expect_close.h"
 #include "tests/run_ranks.h"

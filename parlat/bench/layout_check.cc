@@ -1,0 +1,83 @@
+#include "parlat/bench/layout_check.h"
+
+#include <ATen/ATen.h>
+
+#include "parlat/decode/decoder.h"
+#include "parlat/decode/sliced_oracle.h"
+#include "parlat/model/transformer.h"
+#include "parlat/tensor/compare.h"
+#include "parlat/tensor/fill.h"
+#include "parlat/weights/checkpoint_files.h"
+
+namespace parlat {
+
+namespace {
+
+// Of the whole model, on one rank: [S, vocabulary] fp64.
+Tensor defined_logits(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
+                      at::ScalarType dtype, const std::vector<int64_t>& tokens) {
+  ModelWeights weights;
+  const std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
+  if (source.directory.empty()) {
+    initialize(table, config, source.seed, dtype);
+  } else {
+    load_weights(source.directory, config, table, dtype);
+  }
+  for (const WeightRow& row : table) row.set(row.tensor->to(at::kDouble));
+
+  std::vector<std::vector<SliceMaps>> slices(config.n_layers);
+  for (int64_t group = 0; group < layout.groups; ++group) {
+    const std::vector<SliceMaps> maps = slice_maps(source, config, layout, group);
+    for (int64_t i = 0; i < config.n_layers; ++i) {
+      slices[i].push_back(maps[i].store_Lw.defined() ? maps[i] : plain_slice(config.mla.dims.d_latent, 1, 0));
+    }
+  }
+  const SlicedOracle oracle(slices, layout.layout == DecodeLayout::kGla);
+  const auto length = static_cast<int64_t>(tokens.size());
+  Tensor logits;
+  run_local_ranks(1, [&](Communicator& one) {
+    const at::NoGradGuard no_grad;
+    const Transformer model(config, weights, oracle, one);
+    const TokenShard shard = make_token_shard(config.mla, Documents::whole(1, length),
+                                              SequenceShards::contiguous(length, 1), 0, true, at::kDouble);
+    logits = model.logits(model.forward(at::tensor(tokens, at::kLong).view({1, length}), shard))[0];
+  });
+  return logits;
+}
+
+Tensor decoded_logits(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
+                      at::ScalarType dtype, const std::vector<int64_t>& tokens, Communicator& comm) {
+  const auto length = static_cast<int64_t>(tokens.size());
+  Decoder decoder(load_model_shard(source, config, layout, comm.size(), comm.rank(), dtype), comm,
+                  {.cache_tokens = length + kPageTokens * comm.size(), .cache_dtype = dtype, .slice_norm = false});
+  const int64_t slot = decoder.add_sequence(length), at_once = length - std::min<int64_t>(length, 3);
+  std::vector<TokenAt> rows;
+  for (int64_t i = 0; i < at_once; ++i) rows.push_back({slot, i, tokens[i]});
+  std::vector<Tensor> logits;
+  if (!rows.empty()) logits.push_back(decoder.logits(decoder.forward(rows)));
+  for (int64_t i = at_once; i < length; ++i) logits.push_back(decoder.logits(decoder.forward({{slot, i, tokens[i]}})));
+  return at::cat(logits);
+}
+
+}  // namespace
+
+LayoutCheck check_layout(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
+                         at::ScalarType dtype, int64_t tokens, Communicator& comm) {
+  const Tensor drawn = seeded_integers({tokens}, config.vocab_size, source.seed, "layout check");
+  const std::vector<int64_t> text(drawn.const_data_ptr<int64_t>(), drawn.const_data_ptr<int64_t>() + tokens);
+  const Tensor got = decoded_logits(source, config, layout, dtype, text, comm);
+  LayoutCheck check;
+  if (comm.rank() == 0) {
+    const Tensor want = defined_logits(source, config, layout, dtype, text);
+    // Eight products and sums after one another in each layer.
+    const Comparison result =
+        compare(got, want, Tolerance::rounding(dtype, config.mla.dims.d_model, 8 * config.n_layers));
+    check = {result.max_error, result.allowed, result.close};
+  }
+  check.max_error = comm.max_over_ranks(check.max_error, "layout check");
+  check.tolerance = comm.max_over_ranks(check.tolerance, "layout check");
+  check.ok = comm.max_over_ranks(check.ok ? 1 : 0, "layout check") > 0;
+  return check;
+}
+
+}  // namespace parlat

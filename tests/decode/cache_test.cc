@@ -1,0 +1,65 @@
+// What a sequence really takes of each rank's cache, at DeepSeek-V3's latent widths.
+#include <gmock/gmock.h>
+
+#include "parlat/base/error.h"
+#include "parlat/decode/decoder.h"
+#include "tests/decode/small_model.h"
+#include "tests/run_ranks.h"
+
+namespace parlat {
+namespace {
+
+ModelConfig v3_latents() {
+  ModelConfig config = small_decode_model();
+  config.mla.dims.d_latent = 512;
+  config.mla.dims.d_rope = 64;
+  config.max_positions = 8192;
+  return config;
+}
+
+// Elements a token, layer and rank: pages in use times their size, over the tokens of one long sequence.
+double measured_elements(const LayoutSpec& layout, int ranks) {
+  constexpr int64_t kTokens = 8192;  // whole pages on every rank
+  const ModelConfig config = v3_latents();
+  double elements = 0;
+  run_ranks(ranks, [&](Communicator& comm) {
+    Decoder decoder(load_model_shard({}, config, layout, ranks, comm.rank(), at::kFloat), comm,
+                    {.cache_tokens = kTokens, .cache_dtype = at::kBFloat16, .slice_norm = false});
+    decoder.add_sequence(kTokens);
+    const LatentCache& cache = decoder.cache();
+    const int64_t bytes = (cache.pages() - cache.free_pages()) * kPageTokens * cache.bytes_per_row();
+    const double mine = static_cast<double>(bytes) / (kTokens * config.n_layers * 2);
+    EXPECT_DOUBLE_EQ(mine * static_cast<double>(config.n_layers) * 2, decoder.cache_bytes_per_token());
+    const double most = comm.max_over_ranks(mine, "elements");
+    if (comm.rank() == 0) elements = most;
+  });
+  return elements;
+}
+
+TEST(Cache, HoldsWhatEachLayoutPromises) {
+  using enum DecodeLayout;
+  EXPECT_EQ(measured_elements({kMla, 1}, 2), 576);
+  EXPECT_EQ(measured_elements({kGla, 2}, 2), 320);
+  EXPECT_EQ(measured_elements({kTpla, 2}, 2), 320);
+  EXPECT_EQ(measured_elements({kTpla, 4}, 4), 192);
+  EXPECT_EQ(measured_elements({kTpla, 2}, 8), 320);
+  EXPECT_EQ(measured_elements({kDcp, 1}, 8), 72);
+  EXPECT_EQ(measured_elements({kTplaDcp, 2}, 16), 40);
+}
+
+TEST(Cache, SaysWhenThereIsNoRoomAndTakesPagesBack) {
+  LatentCache cache({.n_layers = 1, .n_pages = 3, .widths = {8}, .dtype = at::kFloat});
+  const int64_t a = cache.add(65), b = cache.add(64);
+  EXPECT_EQ(cache.free_pages(), 0);
+  EXPECT_THROW(cache.add(1), ConfigError);
+  const int64_t none = cache.add(0);  // a sequence of which nothing lies here
+  EXPECT_NE(none, a);
+  cache.release(a);
+  EXPECT_EQ(cache.free_pages(), 2);
+  EXPECT_EQ(cache.add(128), a);
+  cache.release(b);
+  EXPECT_EQ(cache.free_pages(), 1);
+}
+
+}  // namespace
+}  // namespace parlat
