@@ -1,6 +1,7 @@
 #include "cli/decode_flags.h"
 
 #include "parlat/base/error.h"
+#include "parlat/base/log.h"
 
 namespace parlat {
 
@@ -42,6 +43,13 @@ std::unique_ptr<Decoder> make_decoder(const DecodeFlags& flags, const ModelConfi
     }
   }
   const ModelSource source{.directory = flags.model, .slices = flags.slices, .seed = flags.common.seed};
+  const bool own_slices = layout.groups > 1 && layout.layout != DecodeLayout::kGla && flags.slices.empty();
+  std::error_code ignored;
+  if (own_slices && comm.rank() == 0 &&
+      !std::filesystem::exists(flags.model / slice_file_name(layout.groups), ignored)) {
+    log_warning(fmt::format("{}: no {}: the latent is cut as it is; see parlat convert", flags.model.string(),
+                            slice_file_name(layout.groups)));
+  }
   return std::make_unique<Decoder>(
       load_model_shard(source, config, layout, comm.size(), comm.rank(), dtype), comm,
       DecoderOptions{.cache_tokens = cache_tokens, .cache_dtype = cache_dtype, .slice_norm = flags.slice_norm});

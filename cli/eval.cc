@@ -42,11 +42,16 @@ Text make_text(const Flags& flags, const ModelConfig& config) {
   if (flags.window < 2 || flags.window > config.max_positions) {
     throw ConfigError("sequence: expected 2 to the context of {}, got {}", config.max_positions, flags.window);
   }
+  const bool exact = exact_prefill(flags.decode);
+  if (flags.prompt > 0 && !exact) throw ConfigError("prompt: expected --prefill exact with it, got sliced");
+  if (flags.prompt >= flags.window) {
+    throw ConfigError("prompt: expected fewer tokens than the window of {}, got {}", flags.window, flags.prompt);
+  }
   const std::vector<int64_t> tokens = tokenizer->encode(read_text(flags.data));
   Text text;
   text.options = {.window = flags.window,
                   .max_tokens = flags.max_tokens,
-                  .prefill = exact_prefill(flags.decode) ? PrefillMode::kExact : PrefillMode::kSliced,
+                  .prefill = exact ? PrefillMode::kExact : PrefillMode::kSliced,
                   .prompt = flags.prompt > 0 ? flags.prompt : flags.window / 2};
   if (flags.copied) {
     text.windows = copied_windows(tokens, flags.window, flags.data.string());
@@ -68,15 +73,18 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
     // A window, and what page borders on every rank waste.
     return make_decoder(flags.decode, config, layout, flags.window + kPageTokens * comm.size(), comm);
   };
+  const auto spec_of = [&](const std::string& layout) {
+    const bool whole = layout == "mla" || layout == "dcp";
+    return layout_spec(layout, whole && flags.decode.groups > 0 ? 1 : flags.decode.groups, comm.size());
+  };
+  // All of them can be, before the first is run.
+  for (const std::string& layout : flags.layouts)
+    place(spec_of(layout), config.mla.dims.n_heads, comm.size(), comm.rank());
   std::unique_ptr<Decoder> reference;
   if (flags.reference != "none") reference = decoder_of(layout_spec(flags.reference, 0, comm.size()));
   std::vector<Row> rows;
   for (const std::string& layout : flags.layouts) {
-    const LayoutSpec spec = layout_spec(layout,
-                                        flags.decode.groups == 0             ? 0
-                                        : layout == "mla" || layout == "dcp" ? 1
-                                                                             : flags.decode.groups,
-                                        comm.size());
+    const LayoutSpec spec = spec_of(layout);
     const std::unique_ptr<Decoder> decoder = decoder_of(spec);
     Progress progress("eval " + layout, static_cast<int64_t>(text.windows.size()), "windows",
                       flags.decode.common.quiet || comm.rank() != 0);
@@ -142,8 +150,8 @@ void add_eval(CLI::App& app) {
   const auto flags = std::make_shared<Flags>();
   CLI::App* const command =
       app.add_subcommand("eval", "perplexity of a text, and how far each layout is from the exact one");
-  add_decode_flags(*command, flags->decode);
   flags->decode.prefill = "sliced";
+  add_decode_flags(*command, flags->decode);
   const CLI::Range count(int64_t{0}, int64_t{1} << 40);
   command->add_option("--data", flags->data, "UTF-8 text")->required();
   command->add_option("--layouts", flags->layouts, "several layouts, one row each, instead of --layout")

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -116,11 +117,12 @@ class Printer {
   std::vector<std::string> finishes_;
 };
 
-int64_t cache_tokens(const std::vector<Request>& requests, int ranks) {
+int64_t cache_tokens(const std::vector<Request>& requests, int64_t max_positions, int ranks) {
   int64_t tokens = 0;
   for (const Request& request : requests) {
     // Whole pages on every rank.
-    tokens += static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens + kPageTokens * ranks;
+    tokens += std::min(static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens, max_positions) +
+              kPageTokens * ranks;
   }
   return tokens;
 }
@@ -157,7 +159,8 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
     if (world.rank() < flags.prefill_ranks) return serve_prompts(flags, config, requests, plan, *group, world);
   }
   Communicator& comm = separate ? *group : world;
-  const auto decoder = make_decoder(flags.decode, config, layout, cache_tokens(requests, comm.size()), comm);
+  const auto decoder =
+      make_decoder(flags.decode, config, layout, cache_tokens(requests, config.max_positions, comm.size()), comm);
   EngineOptions options{.prefill_chunk = flags.chunk, .exact_prefill = exact_prefill(flags.decode)};
   if (separate) {
     options.remote_prefill = [&](int64_t slot, int64_t tokens) {

@@ -113,8 +113,10 @@ void copy_files(const ConvertOptions& options, bool weights) {
     if (!std::filesystem::exists(from, ignored)) continue;
     std::error_code error;
     std::filesystem::remove(to, ignored);
-    std::filesystem::create_hard_link(from, to, error);
-    if (error) std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing, error);
+    // Weights take no room twice where links are possible; small files are copies that may be edited.
+    const bool link = to.extension() == ".safetensors";
+    if (link) std::filesystem::create_hard_link(from, to, error);
+    if (!link || error) std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing, error);
     if (error) throw DataError("{}: cannot be copied to {}: {}", from.string(), to.string(), error.message());
   }
 }
@@ -143,15 +145,29 @@ class Conversion {
       copy_->writer().finish(config_);
       copy_files(options_, /*weights=*/false);
     } else if (!same_folder(options_.model, options_.out)) {
+      remove_weights();
       copy_files(options_, /*weights=*/true);
     }
+    const std::string model = latent_fingerprint(options_.out);
     for (size_t i = 0; i < files_.size(); ++i) {
+      files_[i].model = model;
       save_slices(options_.out / slice_file_name(options_.groups[i]), files_[i]);
     }
     return std::move(layers_);
   }
 
  private:
+  // Of an earlier conversion into the same folder: readers would prefer or mix them.
+  void remove_weights() const {
+    std::error_code ignored;
+    for (const auto& file : std::filesystem::directory_iterator(options_.out)) {
+      const std::string name = file.path().filename();
+      if (name.starts_with("model") && name.find(".safetensors") != std::string::npos) {
+        std::filesystem::remove(file.path(), ignored);
+      }
+    }
+  }
+
   void rotate_layer(int64_t layer, const LayerSamples& samples) {
     const int64_t d_latent = config_.mla.dims.d_latent;
     const Tensor basis_LL =

@@ -111,6 +111,7 @@ Evaluation evaluate(Decoder& decoder, Decoder* reference, const std::vector<std:
     } else {
       total.add(compare_window(logits_nV, nullptr, targets));
     }
+    if (!std::isfinite(total.loss)) throw ConfigError("logits of window {}: expected numbers, got NaN", done);
     progress(++done);
   }
   return total;

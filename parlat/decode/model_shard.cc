@@ -102,6 +102,9 @@ std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& 
   if (file.groups() != layout.groups) {
     throw ConfigError("groups: expected the {} of {}, got {}", file.groups(), path.string(), layout.groups);
   }
+  if (!file.model.empty() && !source.directory.empty() && file.model != latent_fingerprint(source.directory)) {
+    throw DataError("{}: expected slices of {}, got those of another model", path.string(), source.directory.string());
+  }
   std::vector<SliceMaps> maps;
   for (const auto& layer : file.layers) maps.push_back(layer[group]);
   return maps;

@@ -2,11 +2,14 @@
 
 #include <ATen/ops/eye.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
 #include "parlat/io/safetensors.h"
+#include "parlat/tensor/fill.h"
+#include "parlat/weights/shard_set.h"
 
 namespace parlat {
 
@@ -25,7 +28,7 @@ class Reader {
   SliceFile read() {
     if (text("format") != kFormat) refuse("format", fmt::format("'{}'", kFormat), text("format"));
     const int64_t groups = number("groups");
-    SliceFile slices{.transform = text("transform"), .layers = {}};
+    SliceFile slices{.model = text("model"), .transform = text("transform"), .layers = {}};
     for (int64_t layer = 0; layer < config_.n_layers; ++layer) {
       auto& of_layer = slices.layers.emplace_back();
       for (int64_t group = 0; group < groups; ++group) {
@@ -88,6 +91,17 @@ SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group) {
   return {map, map, map};
 }
 
+std::string latent_fingerprint(const std::filesystem::path& directory) {
+  std::vector<std::string> problems;
+  const ShardSet shards(directory, problems);
+  const std::string name = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight";
+  if (!shards.contains(name)) return "";
+  const Tensor weight = shards.tensor(name);
+  constexpr size_t kMost = size_t{1} << 20;
+  const std::string_view bytes(static_cast<const char*>(weight.const_data_ptr()), std::min(weight.nbytes(), kMost));
+  return fmt::format("{:016x}", derive_seed(0, bytes));
+}
+
 std::string slice_file_name(int64_t groups) { return fmt::format("slices-{}.safetensors", groups); }
 
 SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config) {
@@ -105,9 +119,11 @@ void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
       }
     }
   }
-  write_safetensors(
-      path, tensors,
-      {{"format", kFormat}, {"transform", slices.transform}, {"groups", fmt::format("{}", slices.groups())}});
+  write_safetensors(path, tensors,
+                    {{"format", kFormat},
+                     {"model", slices.model},
+                     {"transform", slices.transform},
+                     {"groups", fmt::format("{}", slices.groups())}});
 }
 
 }  // namespace parlat

@@ -21,10 +21,15 @@ SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group);
 
 // What `parlat convert` writes beside a checkpoint: the maps of every layer and slice.
 struct SliceFile {
+  std::string model;                           // latent_fingerprint of the checkpoint they belong to; empty: of any
   std::string transform;                       // hadamard, pca, balanced
   std::vector<std::vector<SliceMaps>> layers;  // [layer][group]
   int64_t groups() const { return layers.empty() ? 0 : static_cast<int64_t>(layers.front().size()); }
 };
+
+// A number that tells checkpoints apart: a hash of the bytes of the first layer's kv_a_proj_with_mqa (at most 1 MiB of
+// them). Throws what ShardSet throws.
+std::string latent_fingerprint(const std::filesystem::path& directory);
 
 // "slices-2.safetensors": the file of a model directory for so many groups.
 std::string slice_file_name(int64_t groups);

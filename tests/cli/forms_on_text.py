@@ -2,7 +2,8 @@
 
 Trains a small model for 200 steps through the program, on a novel where shared/data lies beside the checkout and on the
 Python standard library's sources elsewhere. fp32 runs of different forms and ranks differ by rounding, which training
-amplifies step by step: the first steps must agree to a few roundings, the last to far less than one step's progress.
+amplifies step by step: the first steps must agree to a few roundings of the loss (measured: one), all 200 to some dozen
+(measured: two; a step's progress is some ten thousand).
 
 usage: forms_on_text.py PROGRAM
 """
@@ -15,6 +16,7 @@ import sysconfig
 import tempfile
 
 STEPS = 200
+ROUNDING = 2.0 ** -24  # of fp32, relative
 MODEL = {
     "model_type": "deepseek_v3", "vocab_size": 257, "hidden_size": 64, "intermediate_size": 128,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "qk_nope_head_dim": 16,
@@ -55,10 +57,10 @@ def main():
         for form in ("explicit", "absorbed", "laga"):
             for ranks in (1, 2, 4):
                 got = want if (form, ranks) == ("explicit", 1) else losses(program, folder, form, ranks)
-                early = max(abs(a - b) for a, b in zip(got[:10], want[:10]))
-                whole = max(abs(a - b) for a, b in zip(got, want))
-                print(f"{form:9} {ranks} ranks: {got[-1]:.6f}, apart by {early:.1e} in 10 steps, {whole:.1e} in {STEPS}")
-                failed |= not (early <= 2e-6 and whole <= 1e-4)
+                apart = [abs(a - b) / b / ROUNDING for a, b in zip(got, want)]
+                early, whole = max(apart[:10]), max(apart)
+                print(f"{form:9} {ranks} ranks: {got[-1]:.6f}, apart by {early:.1f} roundings in 10 steps, {whole:.1f} in {STEPS}")
+                failed |= not (early <= 8 and whole <= 64)
         assert not failed, "the forms do not agree"
 
 

@@ -26,7 +26,7 @@ std::vector<int64_t> random_tokens(int64_t count, uint64_t seed) {
 // Maps that give back the latent, over slices that share columns and are no columns of a rotation.
 SliceFile random_slices(const ModelConfig& config, int64_t groups) {
   const int64_t d_latent = config.mla.dims.d_latent;
-  SliceFile file{.transform = "test", .layers = {}};
+  SliceFile file{.model = "", .transform = "test", .layers = {}};
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
     auto& slices = file.layers.emplace_back();
     for (int64_t g = 0; g < groups; ++g) {

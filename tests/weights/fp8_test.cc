@@ -119,7 +119,7 @@ TEST(Fp8, TheConfigIsReadAndForgotten) {
 TEST(SliceFile, RoundTripsAndRefusesOtherModels) {
   const ModelConfig config = small_model();
   const TemporaryFolder folder;
-  SliceFile slices{.transform = "test", .layers = {}};
+  SliceFile slices{.model = "", .transform = "test", .layers = {}};
   for (int64_t layer = 0; layer < config.n_layers; ++layer) {
     slices.layers.push_back({plain_slice(16, 3, 0), plain_slice(16, 3, 1), plain_slice(16, 3, 2)});
   }
