@@ -120,6 +120,7 @@ TEST(Shapes, AreCheckedAtTheDoor) {
     EXPECT_THROW(comm.all_reduce(at::ones({2, 3}).t(), "x"), InternalError);
     EXPECT_THROW(comm.all_gather(at::ones({2}), {at::ones({2}), at::ones({2}, at::kDouble)}, "x"), InternalError);
     EXPECT_THROW(comm.broadcast(at::ones({2}), 2, "x"), InternalError);
+    EXPECT_THROW(comm.send_recv(at::ones({2}), comm.rank(), at::ones({3}), comm.rank(), "x"), InternalError);
   });
 }
 
