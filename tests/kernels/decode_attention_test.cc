@@ -1,7 +1,6 @@
 // The decode kernel on every instruction set of this machine against fp64: odd widths, heads and lengths, scattered
 // pages, fp32 and bf16 rows, one thread and several.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
 #include <limits>
@@ -11,6 +10,7 @@
 #include "parlat/kernels/instruction_sets.h"
 #include "parlat/tensor/fill.h"
 #include "tests/expect_close.h"
+#include "tests/thread_count.h"
 
 namespace parlat {
 namespace {
@@ -117,12 +117,11 @@ INSTANTIATE_TEST_SUITE_P(This, EveryInstructionSet, ::testing::ValuesIn(instruct
 TEST(DecodeAttention, ThreadsChangeNothing) {
   const Cache cache = make_cache({3000, 17}, 80, at::kBFloat16);
   const Tensor q = seeded_normal({2, 20, 80}, 0.2, 2, "q");
-  const int before = at::get_num_threads();
-  at::set_num_threads(1);
-  const PartialAttention one = decode_attention(q, cache.view(), 16);
-  at::set_num_threads(3);
-  const PartialAttention three = decode_attention(q, cache.view(), 16);
-  at::set_num_threads(before);
+  const auto on_threads = [&](int threads) {
+    const ThreadCount count(threads);
+    return decode_attention(q, cache.view(), 16);
+  };
+  const PartialAttention one = on_threads(1), three = on_threads(3);
   EXPECT_TRUE(one.out_nhw.equal(three.out_nhw) && one.lse_nh.equal(three.lse_nh));
 }
 

@@ -1,12 +1,12 @@
 // Attention with materialised probabilities against plain torch in fp64.
 #include "parlat/kernels/eager_attention.h"
 
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
 #include "parlat/base/error.h"
 #include "parlat/tensor/memory_meter.h"
 #include "tests/kernels/central_differences.h"
+#include "tests/thread_count.h"
 
 namespace parlat {
 namespace {
@@ -143,11 +143,11 @@ TEST_P(Eager, StridesDoNotMatter) {
 
 TEST_P(Eager, RepeatsItsBitsOnAnyNumberOfThreads) {
   const Case c = random_case(packed(2, 300, true), 4, 4, GetParam());
-  const Result once = run(c), again = run(c);
-  const int threads = at::get_num_threads();
-  at::set_num_threads(2);
-  const Result parallel = run(c);
-  at::set_num_threads(threads);
+  const auto on_threads = [&](int threads) {
+    const ThreadCount count(threads);
+    return run(c);
+  };
+  const Result once = on_threads(1), again = on_threads(1), parallel = on_threads(2);
   for (const Result* other : {&again, &parallel}) {
     EXPECT_TRUE(once.out.equal(other->out));
     for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(once.grads[i].equal(other->grads[i])) << "qkv"[i];
@@ -181,6 +181,7 @@ TEST_P(Eager, KeepsTheProbabilitiesOnly) {
   constexpr int64_t kTokens = 300, kHeads = 6, kColumns = 12, kValues = 8;
   const int64_t element = c10::elementSize(GetParam()),
                 wide = c10::elementSize(GetParam() == at::kDouble ? at::kDouble : at::kFloat);
+  const ThreadCount one(1);  // scratch is a thread's
   MemoryMeter meter;
   const MemoryMeter::Scope scope(meter);
   const Case c = random_case(causal(1, kTokens), kHeads, kHeads, GetParam(), kColumns, kValues);
@@ -202,17 +203,15 @@ TEST_P(Eager, TheMeterSeesEveryThread) {
   const MemoryMeter::Scope scope(meter);
   const Case c = random_case(causal(1, 1000), 2, 2, GetParam());
   const at::NoGradGuard no_grad;
-  const auto peak = [&] {
+  const auto peak = [&](int threads) {
+    const ThreadCount count(threads);
     meter.reset();
     eager_attention(c.q, c.k, c.v, c.visible, kScale);
     return meter.peak_bytes();
   };
-  const int64_t of_one = peak();
-  const int threads = at::get_num_threads();
-  at::set_num_threads(2);
+  const int64_t of_one = peak(1);
   int64_t of_two = 0;
-  for (int i = 0; i < 100 && of_two <= of_one; ++i) of_two = peak();
-  at::set_num_threads(threads);
+  for (int i = 0; i < 100 && of_two <= of_one; ++i) of_two = peak(2);
   EXPECT_GT(of_two, of_one);
 }
 
