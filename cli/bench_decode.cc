@@ -24,7 +24,7 @@ DecodeBenchOptions bench_options(const Flags& flags, const std::string& layout, 
   DecodeBenchOptions options;
   options.config = load_model_config(flags.model_config);
   if (flags.layers > 0) options.config.n_layers = flags.layers;
-  options.layout = layout_spec(layout, layout == "mla" || layout == "dcp" ? 0 : flags.groups, ranks);
+  options.layout = listed_layout_spec(layout, flags.groups, ranks);
   options.contexts = flags.contexts;
   options.batches = flags.batches;
   options.dtype = parse_dtype(flags.common.dtype);

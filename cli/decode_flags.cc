@@ -21,9 +21,12 @@ void add_decode_flags(CLI::App& command, DecodeFlags& flags) {
 LayoutSpec layout_spec(const std::string& layout, int64_t groups, int ranks) {
   LayoutSpec spec{.layout = parse_decode_layout(layout), .groups = groups};
   if (groups > 0) return spec;
-  const bool whole = spec.layout == DecodeLayout::kMla || spec.layout == DecodeLayout::kDcp;
-  spec.groups = whole ? 1 : spec.layout == DecodeLayout::kTplaDcp ? 2 : ranks;
+  spec.groups = !is_sliced(spec.layout) ? 1 : spec.layout == DecodeLayout::kTplaDcp ? 2 : ranks;
   return spec;
+}
+
+LayoutSpec listed_layout_spec(const std::string& layout, int64_t groups, int ranks) {
+  return layout_spec(layout, is_sliced(parse_decode_layout(layout)) ? groups : 0, ranks);
 }
 
 bool exact_prefill(const DecodeFlags& flags) {

@@ -22,6 +22,8 @@ void add_decode_flags(CLI::App& command, DecodeFlags& flags);
 
 // groups resolved for so many ranks.
 LayoutSpec layout_spec(const std::string& layout, int64_t groups, int ranks);
+// For commands with several layouts: groups concern those that slice.
+LayoutSpec listed_layout_spec(const std::string& layout, int64_t groups, int ranks);
 bool exact_prefill(const DecodeFlags& flags);
 
 // This rank's decoder with room for `cache_tokens` tokens. Collective.

@@ -28,7 +28,6 @@ struct Row {
   LayoutSpec layout;
   Evaluation sums;
   double cache_bytes_per_token = 0;
-  double max_error = 0;
 };
 
 struct Text {
@@ -74,8 +73,7 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
     return make_decoder(flags.decode, config, layout, flags.window + kPageTokens * comm.size(), comm);
   };
   const auto spec_of = [&](const std::string& layout) {
-    const bool whole = layout == "mla" || layout == "dcp";
-    return layout_spec(layout, whole && flags.decode.groups > 0 ? 1 : flags.decode.groups, comm.size());
+    return listed_layout_spec(layout, flags.decode.groups, comm.size());
   };
   // All of them can be, before the first is run.
   for (const std::string& layout : flags.layouts)

@@ -15,10 +15,8 @@ constexpr int64_t kLayers = 2, kTokens = 70;  // more than a page
 std::vector<LayoutSpec> layouts_of(int ranks, int64_t n_heads) {
   std::vector<LayoutSpec> layouts;
   for (const DecodeLayout layout : all_decode_layouts()) {
-    const bool whole = layout == DecodeLayout::kMla || layout == DecodeLayout::kDcp;
-    for (const int64_t groups : whole ? std::vector<int64_t>{1} : std::vector<int64_t>{2, 4, 8}) {
-      const int64_t sharers = layout == DecodeLayout::kGla ? ranks : ranks / groups;
-      if (ranks % groups == 0 && sharers <= n_heads) layouts.push_back({layout, groups});
+    for (const int64_t groups : is_sliced(layout) ? std::vector<int64_t>{2, 4, 8} : std::vector<int64_t>{1}) {
+      if (can_place({layout, groups}, n_heads, ranks)) layouts.push_back({layout, groups});
     }
   }
   return layouts;

@@ -15,9 +15,12 @@ constexpr std::array<std::pair<DecodeLayout, std::string_view>, 5> kLayouts = {{
                                                                                 {DecodeLayout::kDcp, "dcp"},
                                                                                 {DecodeLayout::kTplaDcp, "tpla-dcp"}}};
 
-bool is_sliced(DecodeLayout layout) { return layout != DecodeLayout::kMla && layout != DecodeLayout::kDcp; }
-
 bool splits_tokens(DecodeLayout layout) { return layout == DecodeLayout::kDcp || layout == DecodeLayout::kTplaDcp; }
+
+// The ranks that compute different heads: all of them, but for the copies of heads that slices make.
+int64_t head_sharers(const LayoutSpec& spec, int ranks) {
+  return spec.layout == DecodeLayout::kGla ? ranks : ranks / spec.groups;
+}
 
 void check(const LayoutSpec& spec, int64_t n_heads, int ranks) {
   const std::string_view layout = name(spec.layout);
@@ -27,9 +30,7 @@ void check(const LayoutSpec& spec, int64_t n_heads, int ranks) {
   if (spec.groups < 1 || ranks % spec.groups != 0) {
     throw ConfigError("layout {}: expected groups that divide the {} ranks, got {}", layout, ranks, spec.groups);
   }
-  // The ranks that compute different heads: all of them, but for the copies of heads that slices make.
-  const int64_t sharers = spec.layout == DecodeLayout::kGla ? ranks : ranks / spec.groups;
-  if (sharers > n_heads) {
+  if (const int64_t sharers = head_sharers(spec, ranks); sharers > n_heads) {
     throw ConfigError("layout {}: expected at most {} ranks to split the {} heads, got {}", layout, n_heads, n_heads,
                       sharers);
   }
@@ -38,12 +39,14 @@ void check(const LayoutSpec& spec, int64_t n_heads, int ranks) {
 }  // namespace
 
 const std::vector<DecodeLayout>& all_decode_layouts() {
-  static const std::vector<DecodeLayout> kAll = [] {
-    std::vector<DecodeLayout> all;
-    for (const auto& [layout, text] : kLayouts) all.push_back(layout);
-    return all;
-  }();
+  static const std::vector<DecodeLayout> kAll = all_in(kLayouts);
   return kAll;
+}
+
+bool is_sliced(DecodeLayout layout) { return layout != DecodeLayout::kMla && layout != DecodeLayout::kDcp; }
+
+bool can_place(const LayoutSpec& spec, int64_t n_heads, int ranks) {
+  return ranks % spec.groups == 0 && head_sharers(spec, ranks) <= n_heads;
 }
 
 std::string_view name(DecodeLayout layout) { return name_in(kLayouts, layout); }

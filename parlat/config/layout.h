@@ -22,6 +22,9 @@ std::string_view name(DecodeLayout layout);
 // Throws ConfigError with the possible values.
 DecodeLayout parse_decode_layout(std::string_view text);
 
+// Whether a rank keeps a slice of the latent rather than all of it.
+bool is_sliced(DecodeLayout layout);
+
 struct LayoutSpec {
   DecodeLayout layout = DecodeLayout::kMla;
   int64_t groups = 1;  // slices of the latent: 1 for mla and dcp
@@ -34,11 +37,17 @@ struct Placement {
   bool tokens_split = false;        // among them: token t lies on member t % members; otherwise they split heads
   Range heads;                      // whose queries, maps and output columns this rank has
   Range prefill_heads;              // the part of them that it computes in an exact prefill
+  // Whether a token lies on this rank, and as which of those that do.
+  bool holds(int64_t position) const { return !tokens_split || position % members == member; }
+  int64_t local_index(int64_t position) const { return tokens_split ? position / members : position; }
   // Tokens of [0, length) that lie on this rank.
   int64_t local_count(int64_t length) const {
     return tokens_split ? (length - member + members - 1) / members : length;
   }
 };
+
+// Whether so many ranks can be placed (for a layout and groups that fit each other).
+bool can_place(const LayoutSpec& spec, int64_t n_heads, int ranks);
 
 // Throws ConfigError, saying why, where the layout cannot be: groups must divide the ranks, every rank needs a head.
 Placement place(const LayoutSpec& spec, int64_t n_heads, int ranks, int rank);

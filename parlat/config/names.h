@@ -2,12 +2,21 @@
 
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <vector>
 
 #include "parlat/base/error.h"
 
 namespace parlat {
 
 // Enumerators and the words users write for them, as a table of (enumerator, word).
+template <typename Table>
+auto all_in(const Table& table) {
+  std::vector<std::remove_const_t<decltype(table[0].first)>> all;
+  for (const auto& [entry, text] : table) all.push_back(entry);
+  return all;
+}
+
 template <typename Table>
 std::string_view name_in(const Table& table, decltype(table[0].first) value) {
   for (const auto& [entry, text] : table) {

@@ -17,11 +17,7 @@ constexpr std::array<std::pair<Sharding, std::string_view>, 2> kShardings = {
 }  // namespace
 
 const std::vector<TrainForm>& all_train_forms() {
-  static const std::vector<TrainForm> kAll = [] {
-    std::vector<TrainForm> all;
-    for (const auto& [form, text] : kForms) all.push_back(form);
-    return all;
-  }();
+  static const std::vector<TrainForm> kAll = all_in(kForms);
   return kAll;
 }
 

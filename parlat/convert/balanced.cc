@@ -63,7 +63,7 @@ double peak_rate(double error, int64_t d_latent) { return 3 * std::sqrt(error / 
 std::vector<SliceMaps> fit(const LayerSamples& samples, const Start& start, const BalancedOptions& options,
                            const SampleSize& size) {
   const at::AutoGradMode grad(true);
-  const WhiteMaps white(start.slices, whitening(moments(samples.c_kv().flatten(0, 1)).covariance_LL));
+  const WhiteMaps white(start.slices, start.whitening);
   const double peak = peak_rate(start.error, samples.weights.dims().d_latent);
   torch::optim::Adam adam(white.parameters(), torch::optim::AdamOptions(peak).betas({0.9, 0.98}));
   for (int64_t step = 0; step < options.steps; ++step) {

@@ -81,22 +81,28 @@ std::vector<SliceMaps> principal_blocks(const LayerSamples& samples, int64_t gro
   return slices;
 }
 
-std::vector<SliceMaps> shared_scores(const LayerSamples& samples, const std::vector<QuerySample>& queries,
-                                     int64_t groups, int64_t shared) {
-  const Whitening w = whitening(moments(samples.c_kv().flatten(0, 1)).covariance_LL);
-  const auto white = [&](const Tensor& form_LL) { return at::matmul(at::matmul(w.root_LL, form_LL), w.root_LL); };
-  const Tensor by_score = eigen(white(query_moment(queries))).vectors_LL;
-  const int64_t d_latent = by_score.size(0), left = d_latent - shared;
-  const Tensor scores = by_score.narrow(1, 0, shared), rest = by_score.narrow(1, shared, left);
-  const Tensor metric = at::matmul(at::matmul(rest.t(), white(output_metric(samples.weights))), rest);
+ScoreCoordinates score_coordinates(const LayerSamples& samples, const std::vector<QuerySample>& queries) {
+  ScoreCoordinates c{whitening(moments(samples.c_kv().flatten(0, 1)).covariance_LL), {}, {}};
+  const Tensor& root = c.whitening.root_LL;
+  const auto white = [&](const Tensor& form_LL) { return at::matmul(at::matmul(root, form_LL), root); };
+  c.by_score_LL = eigen(white(query_moment(queries))).vectors_LL;
+  c.output_metric_LL = white(output_metric(samples.weights));
+  return c;
+}
+
+std::vector<SliceMaps> shared_scores(const ScoreCoordinates& c, const std::vector<QuerySample>& queries, int64_t groups,
+                                     int64_t shared) {
+  const int64_t d_latent = c.by_score_LL.size(0);
+  const Tensor scores = c.by_score_LL.narrow(1, 0, shared), rest = c.by_score_LL.narrow(1, shared, d_latent - shared);
+  const Tensor metric = at::matmul(at::matmul(rest.t(), c.output_metric_LL), rest);
   const Tensor by_output = at::matmul(rest, eigen(metric).vectors_LL);
   std::vector<SliceMaps> slices;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t own = even_share(d_latent, groups, group).size() - shared;
     const Tensor dealt = by_output.slice(1, group, std::nullopt, groups).narrow(1, 0, own);
     const Tensor x = at::cat({scores, dealt}, 1);
-    const Tensor key = at::matmul(w.root_LL, x).to(at::kFloat).contiguous();
-    slices.push_back({at::matmul(w.inverse_LL, x).to(at::kFloat).contiguous(), key, key});
+    const Tensor key = at::matmul(c.whitening.root_LL, x).to(at::kFloat).contiguous();
+    slices.push_back({at::matmul(c.whitening.inverse_LL, x).to(at::kFloat).contiguous(), key, key});
   }
   fit_values(queries, slices);
   return slices;
@@ -111,14 +117,15 @@ double mean_error(const std::vector<SliceMaps>& slices, const std::vector<QueryS
 }
 
 Start best_start(const LayerSamples& samples, const std::vector<QuerySample>& queries, int64_t groups) {
-  Start best{principal_blocks(samples, groups), 0};
+  const ScoreCoordinates coordinates = score_coordinates(samples, queries);
+  Start best{principal_blocks(samples, groups), coordinates.whitening, 0};
   best.error = mean_error(best.slices, queries, samples.weights);
   const int64_t narrowest = even_share(samples.weights.dims().d_latent, groups, groups - 1).size();
   const int64_t step = std::max<int64_t>(1, narrowest / 16);
   for (int64_t shared = 0; shared < narrowest; shared += step) {
-    std::vector<SliceMaps> slices = shared_scores(samples, queries, groups, shared);
+    std::vector<SliceMaps> slices = shared_scores(coordinates, queries, groups, shared);
     const double error = mean_error(slices, queries, samples.weights);
-    if (error < best.error) best = {std::move(slices), error};
+    if (error < best.error) best = {std::move(slices), coordinates.whitening, error};
   }
   return best;
 }

@@ -13,6 +13,14 @@ struct Whitening {
 };
 Whitening whitening(const Tensor& covariance_LL);
 
+// What matters to scores and what to the output, in white coordinates: the same for every number of shared ones.
+struct ScoreCoordinates {
+  Whitening whitening;
+  Tensor by_score_LL;       // directions in columns, those that matter most to scores first
+  Tensor output_metric_LL;  // how strongly a direction shows in the layer's output
+};
+ScoreCoordinates score_coordinates(const LayerSamples& samples, const std::vector<QuerySample>& queries);
+
 // Closed forms to start the fit from (docs/slicing.md). All scores are the best linear estimates of the whole score.
 
 // Slice g has the g-th block of principal coordinates of c_kv / kv_norm. They give back the latent exactly.
@@ -20,13 +28,14 @@ std::vector<SliceMaps> principal_blocks(const LayerSamples& samples, int64_t gro
 
 // Every slice has the `shared` coordinates that matter most to scores; the rest of its columns are coordinates that
 // matter most to the output, dealt out; (groups - 1) * shared coordinates are given up. Value maps by least squares.
-std::vector<SliceMaps> shared_scores(const LayerSamples& samples, const std::vector<QuerySample>& queries,
+std::vector<SliceMaps> shared_scores(const ScoreCoordinates& coordinates, const std::vector<QuerySample>& queries,
                                      int64_t groups, int64_t shared);
 
 // Of principal blocks and shared scores, with about sixteen numbers of shared coordinates, the one whose output error
 // over the queries is smallest.
 struct Start {
   std::vector<SliceMaps> slices;
+  Whitening whitening;
   double error = 0;
 };
 Start best_start(const LayerSamples& samples, const std::vector<QuerySample>& queries, int64_t groups);

@@ -1,12 +1,11 @@
 #include "parlat/convert/layer_walk.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "parlat/base/error.h"
+#include "parlat/decode/feed_forward.h"
 #include "parlat/mla/attention.h"
 #include "parlat/mla/projections.h"
-#include "parlat/model/moe.h"
 #include "parlat/weights/checkpoint_files.h"
 
 namespace parlat {
@@ -43,19 +42,6 @@ Tensor attention_of(const MlaWeights& w, const Tensor& x_1SD) {
   return project_output(w, attend_explicit(w.spec, project_query(w, x_1SD, rope), kv, documents.visible(true)));
 }
 
-Tensor feed_forward(const ModelConfig& config, const LayerWeights& layer, const Tensor& x_1SD) {
-  if (layer.mlp) return mlp(*layer.mlp, x_1SD);
-  Tensor out;
-  run_local_ranks(
-      1,
-      [&](Communicator& one) {
-        const at::NoGradGuard no_grad;
-        out = mixture_of_experts(*config.moe, *layer.moe, x_1SD[0], one).unsqueeze(0);
-      },
-      at::get_num_threads());
-  return out;
-}
-
 }  // namespace
 
 LayerWeights load_layer(const std::filesystem::path& directory, const ModelConfig& config, int64_t layer) {
@@ -77,7 +63,9 @@ void walk_layers(const std::filesystem::path& directory, const ModelConfig& conf
     for (int64_t b = 0; b < x_BSD.size(0); ++b) {
       const Tensor x_1SD = x_BSD.narrow(0, b, 1);
       x_1SD.add_(attention_of(layer.mla, normed_BSD.narrow(0, b, 1)));
-      x_1SD.add_(feed_forward(config, layer, rms_norm(x_1SD, layer.mlp_norm, config.rms_norm_eps)));
+      const Tensor x_SD = x_1SD[0];
+      const Tensor normed_SD = rms_norm(x_SD, layer.mlp_norm, config.rms_norm_eps);
+      x_SD.add_(partial_feed_forward(config, layer.mlp, layer.moe, normed_SD));  // one rank's part: the whole
     }
     progress(i + 1);
   }

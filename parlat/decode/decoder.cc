@@ -38,9 +38,20 @@ LatentCache::Shape cache_shape(const ModelShard& shard, const DecoderOptions& op
 struct Decoder::Step {
   RopeTable rope;
   std::vector<LatentCache::Place> places;  // of the rows that lie on this rank
-  Tensor local_rows;                       // which they are; undefined: all
+  std::vector<int64_t> local_rows;         // which they are
+  Tensor local_n;                          // the same for index_select; undefined: all
   std::vector<int64_t> slots, lengths;     // of each row's query: what it sees here
   Prefill* prefill = nullptr;              // exact
+
+  // The next row of the pass, in order.
+  void add(const Placement& p, int64_t slot, int64_t position) {
+    if (p.holds(position)) {
+      local_rows.push_back(static_cast<int64_t>(slots.size()));
+      places.push_back({slot, p.local_index(position)});
+    }
+    slots.push_back(slot);
+    lengths.push_back(p.local_count(position + 1));
+  }
 };
 
 Decoder::Decoder(ModelShard shard, Communicator& comm, const DecoderOptions& options)
@@ -71,45 +82,33 @@ double Decoder::cache_bytes_per_token() const {
 }
 
 Tensor Decoder::forward(const std::vector<TokenAt>& rows) {
-  const at::NoGradGuard no_grad;
-  const Placement& p = shard_.placement;
   Step step;
-  std::vector<int64_t> tokens, positions, local;
+  std::vector<int64_t> tokens, positions;
   for (const auto& [slot, position, token] : rows) {
-    if (!p.tokens_split || position % p.members == p.member) {
-      local.push_back(static_cast<int64_t>(tokens.size()));
-      step.places.push_back({slot, p.tokens_split ? position / p.members : position});
-    }
+    step.add(shard_.placement, slot, position);
     tokens.push_back(token);
     positions.push_back(position);
-    step.slots.push_back(slot);
-    step.lengths.push_back(p.local_count(position + 1));
   }
-  if (local.size() < rows.size()) step.local_rows = at::tensor(local, at::kLong);
-  const MlaSpec& spec = shard_.config.mla;
-  step.rope = rope_table(spec.rope, spec.dims.d_rope, at::tensor(positions, at::kLong).unsqueeze(0));
-  return layers(embed(tokens), step);
+  return run(tokens, at::tensor(positions, at::kLong), step);
 }
 
 Tensor Decoder::prefill(Prefill& state, const std::vector<int64_t>& tokens) {
-  const at::NoGradGuard no_grad;
   const int64_t end = state.done + static_cast<int64_t>(tokens.size());
   state.latents.resize(shard_.layers.size());
-  const Placement& p = shard_.placement;
   Step step;
   step.prefill = &state;
-  std::vector<int64_t> local;
-  for (int64_t position = state.done; position < end; ++position) {
-    if (p.tokens_split && position % p.members != p.member) continue;
-    local.push_back(position - state.done);
-    step.places.push_back({state.slot, p.tokens_split ? position / p.members : position});
-  }
-  if (static_cast<int64_t>(local.size()) < end - state.done) step.local_rows = at::tensor(local, at::kLong);
-  const MlaSpec& spec = shard_.config.mla;
-  step.rope = rope_table(spec.rope, spec.dims.d_rope, at::arange(state.done, end, at::kLong).unsqueeze(0));
-  const Tensor hidden_nD = layers(embed(tokens), step);
+  for (int64_t position = state.done; position < end; ++position) step.add(shard_.placement, state.slot, position);
+  const Tensor hidden_nD = run(tokens, at::arange(state.done, end, at::kLong), step);
   state.done = end;
   return hidden_nD;
+}
+
+Tensor Decoder::run(const std::vector<int64_t>& tokens, const Tensor& positions_n, Step& step) {
+  const at::NoGradGuard no_grad;
+  const MlaSpec& spec = shard_.config.mla;
+  step.rope = rope_table(spec.rope, spec.dims.d_rope, positions_n.unsqueeze(0));
+  if (step.local_rows.size() < tokens.size()) step.local_n = at::tensor(step.local_rows, at::kLong);
+  return layers(embed(tokens), step);
 }
 
 Tensor Decoder::embed(const std::vector<int64_t>& tokens) {
@@ -172,7 +171,7 @@ Tensor Decoder::latent(const AttentionShard& a, const Tensor& x_nD, const RopeTa
 void Decoder::store(int64_t layer, const Tensor& latent_nd, const Step& step) {
   const AttentionShard& a = shard_.layers[layer].attention;
   const MlaDims& d = a.mla.dims();
-  Tensor own_nd = step.local_rows.defined() ? latent_nd.index_select(0, step.local_rows) : latent_nd;
+  Tensor own_nd = step.local_n.defined() ? latent_nd.index_select(0, step.local_n) : latent_nd;
   if (a.store_wL.defined()) {
     Tensor z_nw = project_rows(own_nd.narrow(1, 0, d.d_latent), a.store_wL);
     if (options_.slice_norm)
@@ -221,9 +220,7 @@ Tensor Decoder::exact_attention(int64_t layer, const Tensor& q_nhd, const Tensor
 }
 
 Tensor Decoder::feed_forward(const LayerShard& layer, const Tensor& x_nD) {
-  const Tensor partial_nD =
-      layer.mlp ? partial_mlp(*layer.mlp, x_nD) : partial_experts(*shard_.config.moe, *layer.moe, x_nD);
-  return sum_over_ranks(partial_nD, "decode mlp");
+  return sum_over_ranks(partial_feed_forward(shard_.config, layer.mlp, layer.moe, x_nD), "decode mlp");
 }
 
 Tensor Decoder::sum_over_ranks(Tensor partial, const char* what) {

@@ -68,6 +68,7 @@ class Decoder {
  private:
   struct Step;
   int64_t pages_needed(int64_t tokens) const;
+  Tensor run(const std::vector<int64_t>& tokens, const Tensor& positions_n, Step& step);
   Tensor embed(const std::vector<int64_t>& tokens);
   Tensor layers(Tensor x_nD, const Step& step);
   Tensor attention(int64_t layer, const Tensor& x_nD, const Step& step);

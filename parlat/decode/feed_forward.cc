@@ -23,4 +23,9 @@ Tensor partial_experts(const MoeSpec& spec, const MoeWeights& w, const Tensor& x
   return sum_nD;
 }
 
+Tensor partial_feed_forward(const ModelConfig& config, const std::optional<MlpWeights>& mlp,
+                            const std::optional<MoeWeights>& moe, const Tensor& x_nD) {
+  return mlp ? partial_mlp(*mlp, x_nD) : partial_experts(*config.moe, *moe, x_nD);
+}
+
 }  // namespace parlat
