@@ -3,9 +3,12 @@
 set(PARLAT_PYTHON ${CMAKE_SOURCE_DIR}/.venv/bin/python CACHE FILEPATH "the Python whose torch is used")
 include(torch)
 
-# The wheel brings the headers of its own fmt and they win where torch is included, so fmt is used header-only; spdlog,
-# compiled against the system's fmt, stays behind parlat/base/log.h.
 find_package(fmt REQUIRED)
+# The torch wheel has headers of another fmt, which would win wherever torch is included: the library's come first.
+find_path(fmt_headers fmt/format.h REQUIRED)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/first)
+file(CREATE_LINK ${fmt_headers}/fmt ${CMAKE_BINARY_DIR}/first/fmt SYMBOLIC)
+include_directories(BEFORE ${CMAKE_BINARY_DIR}/first)
 find_package(spdlog REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(CLI11 REQUIRED)

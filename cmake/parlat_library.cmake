@@ -1,5 +1,6 @@
 # One static library per folder of parlat/, linking exactly the folders that the layering allows (scripts/check_layers
-# holds the includes against the same table). TORCH: the folder sees torch, through one shared precompiled header.
+# holds the includes against the same table). TORCH: the folder sees torch, through a shared precompiled header.
+# AUTOGRAD: its header also has what writes derivatives; every unit that sees it pays 2 s for templates it leaves open.
 add_library(parlat_options INTERFACE)
 target_compile_options(parlat_options INTERFACE -Wall -Wextra -Wno-unused-parameter)
 # Without it torch's parallel_for, which the kernels share their work by, is a plain loop.
@@ -9,14 +10,18 @@ if(PARLAT_SANITIZE)
   target_link_options(parlat_options INTERFACE -fsanitize=${PARLAT_SANITIZE})
 endif()
 
-file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/parlat_pch.cc CONTENT "")
-add_library(parlat_pch OBJECT ${CMAKE_BINARY_DIR}/parlat_pch.cc)
-target_link_libraries(parlat_pch PRIVATE parlat_options torch fmt::fmt-header-only)
-target_precompile_headers(parlat_pch PRIVATE <ATen/ATen.h> <torch/csrc/autograd/custom_function.h>
-                          <torch/csrc/autograd/variable.h> <fmt/format.h> <map> <string> <vector> <functional> <memory>)
+function(parlat_precompiled name)
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/${name}.cc CONTENT "")
+  add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cc)
+  target_link_libraries(${name} PRIVATE parlat_options torch fmt::fmt)
+  target_precompile_headers(${name} PRIVATE <ATen/ATen.h> ${ARGN} <fmt/format.h> <map> <string> <vector> <functional>
+                            <memory>)
+endfunction()
+parlat_precompiled(parlat_pch)
+parlat_precompiled(parlat_autograd_pch <torch/csrc/autograd/custom_function.h>)
 
 function(parlat_library name)
-  cmake_parse_arguments(arg "TORCH" "" "DEPS;LINKS;PRIVATE_LINKS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;AUTOGRAD" "" "DEPS;LINKS;PRIVATE_LINKS;EXCLUDE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${name}/*.cc)
   if(arg_EXCLUDE)
     list(FILTER sources EXCLUDE REGEX ${arg_EXCLUDE})
@@ -26,10 +31,14 @@ function(parlat_library name)
   endif()
   add_library(parlat_${name} STATIC ${sources})
   list(TRANSFORM arg_DEPS PREPEND parlat_ OUTPUT_VARIABLE deps)
-  target_link_libraries(parlat_${name} PUBLIC parlat_options ${deps} ${arg_LINKS} fmt::fmt-header-only)
+  target_link_libraries(parlat_${name} PUBLIC parlat_options ${deps} ${arg_LINKS} fmt::fmt)
   target_link_libraries(parlat_${name} PRIVATE ${arg_PRIVATE_LINKS})
   if(arg_TORCH)
+    set(header parlat_pch)
+    if(arg_AUTOGRAD)
+      set(header parlat_autograd_pch)
+    endif()
     target_link_libraries(parlat_${name} PUBLIC torch)
-    target_precompile_headers(parlat_${name} REUSE_FROM parlat_pch)
+    target_precompile_headers(parlat_${name} REUSE_FROM ${header})
   endif()
 endfunction()

@@ -1,5 +1,7 @@
 #include "parlat/bench/attention_bench.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <chrono>
 #include <memory>

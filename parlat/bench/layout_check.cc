@@ -1,6 +1,7 @@
 #include "parlat/bench/layout_check.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 

@@ -1,6 +1,7 @@
 #include "parlat/convert/balanced_start.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 

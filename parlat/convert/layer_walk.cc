@@ -1,6 +1,7 @@
 #include "parlat/convert/layer_walk.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "parlat/base/error.h"
 #include "parlat/decode/feed_forward.h"

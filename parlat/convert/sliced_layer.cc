@@ -1,6 +1,7 @@
 #include "parlat/convert/sliced_layer.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>

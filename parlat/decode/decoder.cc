@@ -1,6 +1,7 @@
 #include "parlat/decode/decoder.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "parlat/base/error.h"
 #include "parlat/decode/attend.h"

@@ -1,6 +1,7 @@
 #include "parlat/kernels/gemm.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/cpu/Utils.h>
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -1,6 +1,7 @@
 #include "parlat/train/gemm_rate.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <chrono>

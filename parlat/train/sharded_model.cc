@@ -1,6 +1,7 @@
 #include "parlat/train/sharded_model.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <limits>
 

@@ -2,6 +2,7 @@
 #include "parlat/convert/convert.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include "parlat/base/error.h"

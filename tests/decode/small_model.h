@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/grad_mode.h>
+
 #include <filesystem>
 
 #include "parlat/model/transformer.h"

@@ -1,7 +1,9 @@
 // Attention with materialised probabilities against plain torch in fp64.
 #include "parlat/kernels/eager_attention.h"
 
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "parlat/base/error.h"
 #include "parlat/tensor/memory_meter.h"

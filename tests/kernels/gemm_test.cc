@@ -2,6 +2,7 @@
 #include "parlat/kernels/gemm.h"
 
 #include <gmock/gmock.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "parlat/base/error.h"
 #include "parlat/tensor/memory_meter.h"

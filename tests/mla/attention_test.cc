@@ -3,6 +3,7 @@
 #include "parlat/mla/attention.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "parlat/tensor/memory_meter.h"
 #include "tests/kernels/central_differences.h"

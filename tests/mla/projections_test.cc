@@ -2,6 +2,7 @@
 #include "parlat/mla/projections.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "parlat/base/error.h"
 #include "parlat/tensor/memory_meter.h"

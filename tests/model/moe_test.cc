@@ -1,4 +1,5 @@
 // The MLP and the mixture of experts: against plain torch operations, over ranks, and by central differences.
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 
 #include <cmath>

@@ -1,4 +1,5 @@
 // What parlat writes, transformers reads: the same names, and the same logits.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
