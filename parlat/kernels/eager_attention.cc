@@ -9,6 +9,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
 
 namespace parlat {
@@ -40,30 +41,9 @@ Tensor probabilities(const Tensor& p_BHST, int64_t b, int64_t h, Range queries, 
   return rows(p_BHST.select(0, b).select(0, h), queries).narrow(1, keys.begin, keys.size());
 }
 
-// A matrix of up to `size` elements that is filled anew again and again.
-class Scratch {
- public:
-  Scratch(int64_t size, const at::TensorOptions& options) : room_(at::empty({size}, options)) {}
-  Tensor matrix(int64_t n_rows, int64_t n_columns) const {
-    return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
-  }
-  // x in the scratch's dtype; x itself if it has that already.
-  Tensor widened(const Tensor& x) const {
-    return x.scalar_type() == room_.scalar_type() ? x : matrix(x.size(0), x.size(1)).copy_(x);
-  }
-
- private:
-  Tensor room_;
-};
-
 Scratch scratch(const Operands& in, int64_t n_rows, int64_t n_columns) {
   return Scratch(n_rows * n_columns, in.compute_options());
 }
-
-void multiply(const Tensor& a, const Tensor& b, Tensor c, double scale = 1.0) {
-  at::addmm_out(c, c, a, b, /*beta=*/0, scale);
-}
-void accumulate(const Tensor& a, const Tensor& b, Tensor c) { at::addmm_out(c, c, a, b); }
 
 // Rows of scores become probabilities; columns are the keys from first_key on.
 template <typename T>

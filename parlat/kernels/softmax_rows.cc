@@ -68,11 +68,16 @@ inline float exp_nonpositive(float x) {
 }
 inline double exp_nonpositive(double x) { return std::exp(x); }
 
+template <typename T>
+[[gnu::always_inline]] inline void clear_outside(T* row, int64_t n, Range inside) {
+  std::fill(row, row + inside.begin, T(0));
+  std::fill(row + inside.end, row + n, T(0));
+}
+
 // Inlined, or it would exist once, for the narrowest vectors.
 template <typename T>
 [[gnu::always_inline]] inline void softmax(T* __restrict row, int64_t n, Range inside) {
-  std::fill(row, row + inside.begin, T(0));
-  std::fill(row + inside.end, row + n, T(0));
+  clear_outside(row, n, inside);
   T* __restrict x = row + inside.begin;
   const int64_t size = inside.size();
   if (size == 0) return;
@@ -93,7 +98,64 @@ template <typename T>
   for (int64_t i = 0; i < n; ++i) grad[i] = p[i] * (grad[i] - along) * scale;
 }
 
+template <typename T>
+[[gnu::always_inline]] inline T join(T* __restrict row, int64_t n, Range inside, T& max, T& sum) {
+  clear_outside(row, n, inside);
+  T* __restrict x = row + inside.begin;
+  const int64_t size = inside.size();
+  const auto element = [&](int64_t i) { return x[i]; };
+  const T new_max = kMax(max, reduce<T>(size, -std::numeric_limits<T>::infinity(), kMax, element));
+  if (has_nan(x, size) || new_max == std::numeric_limits<T>::infinity()) {
+    std::fill(x, x + size, std::numeric_limits<T>::quiet_NaN());
+    sum = std::numeric_limits<T>::quiet_NaN();
+    return T(1);
+  }
+  if (new_max == -std::numeric_limits<T>::infinity()) {  // nothing but -inf so far
+    std::fill(x, x + size, T(0));
+    return T(1);
+  }
+  for (int64_t i = 0; i < size; ++i) x[i] = exp_nonpositive(x[i] - new_max);
+  const T shrink = exp_nonpositive(max - new_max);
+  sum = sum * shrink + reduce<T>(size, T(0), kAdd, element);
+  max = new_max;
+  return shrink;
+}
+
+template <typename T>
+[[gnu::always_inline]] inline void regain(T* __restrict row, T* __restrict grad, int64_t n, Range inside, T lse,
+                                          T along, T scale) {
+  clear_outside(row, n, inside);
+  clear_outside(grad, n, inside);
+  T* __restrict x = row + inside.begin;
+  T* __restrict g = grad + inside.begin;
+  const int64_t size = inside.size();
+  if (!std::isfinite(lse) || has_nan(x, size)) {
+    std::fill(x, x + size, std::numeric_limits<T>::quiet_NaN());
+    std::fill(g, g + size, std::numeric_limits<T>::quiet_NaN());
+    return;
+  }
+  for (int64_t i = 0; i < size; ++i) {
+    x[i] = exp_nonpositive(x[i] - lse);
+    g[i] = x[i] * (g[i] - along) * scale;
+  }
+}
+
 }  // namespace
+
+PARLAT_VECTOR_VERSIONS float join_softmax_row(float* row, int64_t n, Range inside, float& max, float& sum) {
+  return join(row, n, inside, max, sum);
+}
+double join_softmax_row(double* row, int64_t n, Range inside, double& max, double& sum) {
+  return join(row, n, inside, max, sum);
+}
+
+PARLAT_VECTOR_VERSIONS void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, float lse, float along,
+                                               float scale) {
+  regain(row, grad, n, inside, lse, along, scale);
+}
+void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, double lse, double along, double scale) {
+  regain(row, grad, n, inside, lse, along, scale);
+}
 
 PARLAT_VECTOR_VERSIONS void softmax_row(float* row, int64_t n, Range inside) { softmax(row, n, inside); }
 void softmax_row(double* row, int64_t n, Range inside) { softmax(row, n, inside); }

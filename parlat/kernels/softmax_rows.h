@@ -16,4 +16,16 @@ void softmax_row(double* row, int64_t n, Range inside);
 void softmax_row_backward(const float* p, float* grad, int64_t n, float scale);
 void softmax_row_backward(const double* p, double* grad, int64_t n, double scale);
 
+// One block of a row's scores joins those before it: row[inside] becomes exp(score - max) with the new running maximum,
+// the rest of row[0, n) 0; max and sum follow. Returns exp(old max - new max), by which everything summed before must
+// shrink. Start with max -inf and sum 0. NaN and +inf make all of `inside` NaN, and the sum.
+float join_softmax_row(float* row, int64_t n, Range inside, float& max, float& sum);
+double join_softmax_row(double* row, int64_t n, Range inside, double& max, double& sum);
+
+// Backward of a block of scores whose softmax is known by its lse, the logarithm of the sum of exp(score) over the
+// whole row: row[inside] becomes p = exp(score - lse), the rest 0, and grad = p (grad - along) scale, along being the
+// sum of p grad over the whole row.
+void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, float lse, float along, float scale);
+void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, double lse, double along, double scale);
+
 }  // namespace parlat

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "parlat/kernels/key_ranges.h"
+#include "parlat/kernels/key_source.h"
+#include "parlat/tensor/shape.h"
+
+namespace parlat {
+
+// Queries a block: scores of kFusedKeys keys are 256 KB of fp32, and few of them are masked at the causal edge.
+inline constexpr int64_t kFusedQueries = 128;
+
+// softmax(scale q k^T) v block by block, without autograd: scores of one block exist at a time, and the running maximum
+// and sum of each query (FlashAttention-2, Algorithm 1 and 2). Keys no query of a block sees are skipped. Products,
+// sums and softmax in fp32 (fp64 for fp64).
+//   q [B, S, H, d]; out [B, S, H, v]; lse [B, S, H] fp32 (fp64), natural logarithm; no keys: out 0, lse -inf
+//   cost     2 (d + v) flops forward and 6 d + 4 v backward for each query, head and key it sees, up to a block's edge
+//   scratch  a thread: S v and, backward, S d elements where q isn't fp32; a block of keys, values and scores
+// Threads share the heads. The order of all sums is fixed: the same bits whatever the number of threads.
+struct FusedQuery {
+  const Tensor& q_BSHd;
+  const KeyRanges& visible;
+  double scale;
+};
+
+// resume: out (then fp32) and lse hold the attention over other keys, which these join.
+void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
+                   bool resume = false);
+
+// out and lse: over all keys, of which `keys` may be a part. Adds to grad_q (any dtype: it holds zeros, or is fp32) and
+// to the gradients that `keys` holds.
+void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
+                    const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd);
+
+}  // namespace parlat

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/ATen.h>
+
+namespace parlat {
+
+// A matrix of up to `size` elements that is filled anew again and again.
+class Scratch {
+ public:
+  Scratch(int64_t size, const at::TensorOptions& options) : room_(at::empty({size}, options)) {}
+  at::Tensor matrix(int64_t n_rows, int64_t n_columns) const {
+    return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
+  }
+  // x in the scratch's dtype; x itself if it has that already.
+  at::Tensor widened(const at::Tensor& x) const {
+    return x.scalar_type() == room_.scalar_type() ? x : matrix(x.size(0), x.size(1)).copy_(x);
+  }
+
+ private:
+  at::Tensor room_;
+};
+
+// c = scale a b, and c += a b. All three in one dtype; c may have strided rows.
+inline void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor c, double scale = 1.0) {
+  at::addmm_out(c, c, a, b, /*beta=*/0, scale);
+}
+inline void accumulate(const at::Tensor& a, const at::Tensor& b, at::Tensor c) { at::addmm_out(c, c, a, b); }
+
+}  // namespace parlat
