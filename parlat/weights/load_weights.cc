@@ -34,6 +34,14 @@ std::optional<ExpertName> split_expert_name(const std::string& name) {
   return split;
 }
 
+// transformers keeps the experts of a layer in memory as gate_up_proj [E, 2F, D] and down_proj [E, D, F], and some
+// files hold them so: the tensor that a row of one expert is then part of.
+std::string fused_name(const WeightRow& row) {
+  const std::optional<ExpertName> split = split_expert_name(row.name);
+  PARLAT_ASSERT(split, "{}", row.name);
+  return split->before + (split->weight == "down_proj" ? "down_proj" : "gate_up_proj");
+}
+
 class Loader {
  public:
   Loader(const std::filesystem::path& directory, const ModelConfig& config, const std::vector<WeightRow>& table)
@@ -60,7 +68,8 @@ class Loader {
   // Views of the file; undefined after noting a problem.
   struct Source {
     Tensor weight;
-    Tensor scale;  // of fp8 weights: one number a block
+    Tensor scale;           // of fp8 weights: one number a block
+    int64_t first_row = 0;  // the weight's in the matrix that was cut into blocks
   };
 
   // The part of a weight that the rank keeps, and nothing else of it.
@@ -69,7 +78,8 @@ class Loader {
     if (!source.scale.defined()) return weight.to(dtype, /*non_blocking=*/false, /*copy=*/true).contiguous();
     // The block of each row and column, wherever the part begins.
     const auto blocks = [&](int64_t dimension) {
-      const int64_t begin = part && part->dimension == dimension ? part->range.begin : 0;
+      const int64_t begin =
+          (part && part->dimension == dimension ? part->range.begin : 0) + (dimension == 0 ? source.first_row : 0);
       const int64_t size = (*config_.fp8_block)[dimension];
       return at::arange(begin, begin + weight.size(dimension), at::kLong).div(size, "floor");
     };
@@ -78,26 +88,22 @@ class Loader {
   }
 
   Source find(const WeightRow& row) {
-    if (shards_.contains(row.name)) return with_scale(row.name, row.shape, checked(row.name, row.shape));
-    if (const auto fused = row.expert ? find_fused(row) : std::nullopt) return {*fused, {}};
-    if (!shards_.lost(row.name)) problems_.push_back(row.name + ": missing");
+    if (shards_.contains(row.name)) return with_scale(row.name, row.shape);
+    const std::string fused = row.expert ? fused_name(row) : row.name;
+    if (shards_.contains(fused)) return part_of_fused(fused, row);
+    if (!shards_.lost(row.name) && !shards_.lost(fused)) problems_.push_back(row.name + ": missing");
     return {};
   }
 
-  // transformers keeps the experts of a layer in memory as gate_up_proj [E, 2F, D] and down_proj [E, D, F], and some
-  // files hold them so. Nothing where this one does not.
-  std::optional<Tensor> find_fused(const WeightRow& row) {
-    const std::optional<ExpertName> split = split_expert_name(row.name);
-    PARLAT_ASSERT(split, "{}", row.name);
-    const bool down = split->weight == "down_proj";
-    const std::string name = split->before + (down ? "down_proj" : "gate_up_proj");
-    if (!shards_.contains(name)) return std::nullopt;
-    fused_.insert(name);
-    const int64_t rows = row.shape[0];
-    Tensor all = checked(name, {config_.moe->n_routed, down ? rows : 2 * rows, row.shape[1]});
-    if (!all.defined()) return all;
-    const Tensor one = all.select(0, split->expert);
-    return down ? one : one.narrow(0, split->weight == "up_proj" ? rows : 0, rows);
+  Source part_of_fused(const std::string& fused, const WeightRow& row) {
+    const ExpertName split = split_expert_name(row.name).value();
+    const int64_t rows = row.shape[0], first_row = split.weight == "up_proj" ? rows : 0;
+    const Source all =
+        with_scale(fused, {config_.moe->n_routed, split.weight == "down_proj" ? rows : 2 * rows, row.shape[1]});
+    if (!all.weight.defined()) return {};
+    return {.weight = all.weight.select(0, split.expert).narrow(0, first_row, rows),
+            .scale = all.scale.defined() ? all.scale.select(0, split.expert) : Tensor(),
+            .first_row = first_row};
   }
 
   Tensor checked(const std::string& name, const std::vector<int64_t>& shape) {
@@ -108,7 +114,7 @@ class Loader {
       return {};
     }
     const at::ScalarType dtype = view.scalar_type();
-    const bool fp8 = dtype == at::kFloat8_e4m3fn && config_.fp8_block && shape.size() == 2;
+    const bool fp8 = dtype == at::kFloat8_e4m3fn && config_.fp8_block && shape.size() >= 2;
     if (!fp8 && dtype != at::kDouble && dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16) {
       note_once(name, fmt::format("expected fp32, bf16, fp16 or fp64, got {} in {}", parlat::name(dtype),
                                   shards_.file_of(name)));
@@ -117,18 +123,21 @@ class Loader {
     return view;
   }
 
-  // An fp8 weight comes with NAME_scale_inv, [rows / block, columns / block] rounded up: what its blocks are to be
-  // multiplied by, in fp32 or as powers of two in e8m0.
-  Source with_scale(const std::string& name, const std::vector<int64_t>& shape, const Tensor& weight) {
+  // An fp8 weight comes with NAME_scale_inv, [rows / block, columns / block] rounded up, for each expert where it has
+  // several: what its blocks are to be multiplied by, in fp32 or as powers of two in e8m0.
+  Source with_scale(const std::string& name, const std::vector<int64_t>& shape) {
     const std::string scale_name = name + "_scale_inv";
-    if (!weight.defined() || weight.scalar_type() != at::kFloat8_e4m3fn) return {weight, {}};
+    const Tensor weight = checked(name, shape);
+    if (!weight.defined() || weight.scalar_type() != at::kFloat8_e4m3fn) return {.weight = weight, .scale = {}};
     if (!shards_.contains(scale_name)) {
       if (!shards_.lost(scale_name)) note_once(scale_name, "missing");
       return {};
     }
-    const auto [block_rows, block_columns] = *config_.fp8_block;
-    const std::vector<int64_t> expected = {(shape[0] + block_rows - 1) / block_rows,
-                                           (shape[1] + block_columns - 1) / block_columns};
+    std::vector<int64_t> expected = shape;
+    for (size_t i = 0; i < 2; ++i) {
+      int64_t& size = expected[shape.size() - 2 + i];
+      size = (size + (*config_.fp8_block)[i] - 1) / (*config_.fp8_block)[i];
+    }
     const Tensor scale = shards_.tensor(scale_name);
     const at::ScalarType dtype = scale.scalar_type();
     if (scale.sizes() != at::IntArrayRef(expected) ||
@@ -137,7 +146,7 @@ class Loader {
                                         shape_text(scale.sizes()), parlat::name(dtype), shards_.file_of(scale_name)));
       return {};
     }
-    return {weight, scale};
+    return {.weight = weight, .scale = scale};
   }
 
   void note_once(const std::string& name, const std::string& problem) {
@@ -147,13 +156,15 @@ class Loader {
   void check_names() {
     // Experts of other ranks belong to the model too.
     ModelWeights unused;
-    std::set<std::string> known = fused_;
+    std::set<std::string> known;
     for (const WeightRow& row : weight_table(config_, all_experts(config_), unused)) {
       known.insert(row.name);
-      if (config_.fp8_block) known.insert(row.name + "_scale_inv");
+      if (row.expert && !shards_.contains(row.name)) known.insert(fused_name(row));
     }
+    const std::string_view scale = config_.fp8_block ? "_scale_inv" : "";
     for (const std::string& name : shards_.names()) {
-      if (known.contains(name)) continue;
+      const bool is_scale = !scale.empty() && name.ends_with(scale);
+      if (known.contains(is_scale ? name.substr(0, name.size() - scale.size()) : name)) continue;
       if (is_skipped(name)) {
         skipped_.push_back(name);
       } else if (name == "lm_head.weight") {
@@ -206,7 +217,7 @@ class Loader {
   const std::vector<WeightRow>& table_;
   std::vector<std::string> problems_, skipped_;
   std::vector<Source> sources_;  // in the table's order
-  std::set<std::string> noted_, fused_;
+  std::set<std::string> noted_;
   ShardSet shards_;
 };
 
