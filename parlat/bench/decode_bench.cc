@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "parlat/base/error.h"
 #include "parlat/decode/decoder.h"
 #include "parlat/tensor/compare.h"
 #include "parlat/tensor/fill.h"
@@ -51,14 +52,35 @@ void verify(Decoder& decoder, const Sequences& sequences, DecodeBenchRow& row) {
   row.ok = result.close;
 }
 
+// Pages that fit in the budget of a rank.
+int64_t pages_in_budget(const DecodeBenchOptions& options, const ModelShard& shard) {
+  int64_t elements = 0;  // of one row, over all layers
+  for (const LayerShard& layer : shard.layers) elements += layer.attention.width + shard.config.mla.dims.d_rope;
+  return options.cache_budget / (elements * static_cast<int64_t>(c10::elementSize(options.cache_dtype)) * kPageTokens);
+}
+
+// Sequences of `context` tokens that fit in so many pages on every rank.
+int64_t batch_in_pages(int64_t pages, const Placement& placement, int64_t context, Communicator& comm) {
+  const int64_t each = std::max<int64_t>(1, LatentCache::pages_for(placement.local_count(context)));
+  return -static_cast<int64_t>(comm.max_over_ranks(-static_cast<double>(pages / each), "bench decode"));
+}
+
+// A case without sequences says only what a token would take.
 DecodeBenchRow bench_case(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, int64_t context,
                           int64_t batch) {
   DecodeBenchRow row;
   row.context = context;
   row.batch = batch;
+  row.cache_bytes_per_token = decoder.cache_bytes_per_token();
+  row.ok = batch == 0;
+  if (batch == 0) return row;
+  const int64_t own = options.steps + 1;  // tokens that the steps store
   Sequences sequences;
-  sequences.length = context;
-  for (int64_t i = 0; i < batch; ++i) sequences.slots.push_back(decoder.add_sequence(context + options.steps + 2));
+  sequences.length = options.cache_budget > 0 ? context - own : context;
+  for (int64_t i = 0; i < batch; ++i) sequences.slots.push_back(decoder.add_sequence(sequences.length + own));
+  const LatentCache& cache = decoder.cache();
+  const int64_t taken = (cache.pages() - cache.free_pages()) * kPageTokens * cache.bytes_per_row();
+  row.cache_bytes = static_cast<int64_t>(comm.max_over_ranks(static_cast<double>(taken), "bench decode"));
   verify(decoder, sequences, row);
 
   const auto step = [&] { decoder.logits(decoder.forward(sequences.step(options.config.vocab_size))); };
@@ -79,7 +101,6 @@ DecodeBenchRow bench_case(const DecodeBenchOptions& options, Decoder& decoder, C
                layers = static_cast<double>(options.config.n_layers);
   const double width = static_cast<double>(decoder.shard().layers[0].attention.width);
   const double heads = static_cast<double>(p.tokens_split ? d.n_heads : p.heads.size());
-  row.cache_bytes_per_token = decoder.cache_bytes_per_token();
   row.cache_gb_per_s = rows * static_cast<double>(decoder.cache().bytes_per_row()) / seconds / 1e9;
   row.attention_gflops = 2 * rows * layers * heads * (2 * width + static_cast<double>(d.d_rope)) / seconds / 1e9;
   for (const int64_t slot : sequences.slots) decoder.release(slot);
@@ -91,19 +112,33 @@ DecodeBenchRow bench_case(const DecodeBenchOptions& options, Decoder& decoder, C
 std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, const RankRunner& run_ranks,
                                          const std::function<void(const std::string&)>& observe) {
   const int64_t longest = *std::max_element(options.contexts.begin(), options.contexts.end());
-  const int64_t most = *std::max_element(options.batches.begin(), options.batches.end());
+  const int64_t shortest = *std::min_element(options.contexts.begin(), options.contexts.end());
+  const bool budgeted = options.cache_budget > 0;
+  const int64_t most = budgeted ? 0 : *std::max_element(options.batches.begin(), options.batches.end());
+  if (budgeted && shortest <= options.steps + 1) {
+    throw ConfigError("context: expected more than the {} tokens that the steps store, got {}", options.steps + 1,
+                      shortest);
+  }
   return run_and_keep(
       run_ranks, std::vector<DecodeBenchRow>(), [&](Communicator& comm, std::vector<DecodeBenchRow>& rows) {
         ModelShard shard = load_model_shard({.directory = {}, .slices = {}, .seed = options.seed}, options.config,
                                             options.layout, comm.size(), comm.rank(), options.dtype);
+        const Placement placement = shard.placement;
+        const int64_t pages = budgeted ? pages_in_budget(options, shard) : 0;
         const int64_t each = longest + options.steps + 2 + kPageTokens * comm.size();
+        const int64_t sharers = placement.tokens_split ? placement.members : 1;
         Decoder decoder(std::move(shard), comm,
-                        {.cache_tokens = most * each, .cache_dtype = options.cache_dtype, .slice_norm = false});
+                        {.cache_tokens = budgeted ? pages * kPageTokens * sharers : most * each,
+                         .cache_dtype = options.cache_dtype,
+                         .slice_norm = false});
         decoder.cache().fill_random(options.seed);
-        for (const int64_t batch : options.batches) {
+        const auto measure = [&](int64_t batch, int64_t context) {
+          if (comm.rank() == 0) observe(fmt::format("batch {}, context {}", batch, context));
+          rows.push_back(bench_case(options, decoder, comm, context, batch));
+        };
+        for (const int64_t batch : budgeted ? std::vector<int64_t>{0} : options.batches) {
           for (const int64_t context : options.contexts) {
-            if (comm.rank() == 0) observe(fmt::format("batch {}, context {}", batch, context));
-            rows.push_back(bench_case(options, decoder, comm, context, batch));
+            measure(budgeted ? batch_in_pages(pages, placement, context, comm) : batch, context);
           }
         }
       });
@@ -116,6 +151,8 @@ nlohmann::json to_json(const DecodeBenchRow& row, const DecodeBenchOptions& opti
           {"threads", threads},
           {"context", row.context},
           {"batch", row.batch},
+          {"cache_budget", options.cache_budget},
+          {"cache_bytes", row.cache_bytes},
           {"heads", options.config.mla.dims.n_heads},
           {"dtype", name(options.dtype)},
           {"cache_dtype", name(options.cache_dtype)},

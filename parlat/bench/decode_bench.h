@@ -16,16 +16,20 @@ struct DecodeBenchOptions {
   ModelConfig config;  // random weights from the seed
   LayoutSpec layout;
   std::vector<int64_t> contexts, batches;
+  // Above 0: in place of batches as many sequences as fit in so many bytes of cache a rank, in whole pages, each of
+  // `context` tokens after the last step.
+  int64_t cache_budget = 0;
   at::ScalarType dtype = at::kBFloat16, cache_dtype = at::kBFloat16;
   int64_t steps = 8;  // timed
   uint64_t seed = 1;
 };
 
 struct DecodeBenchRow {
-  int64_t context = 0, batch = 0;
-  Spread ms;  // of one step of the whole batch
+  int64_t context = 0, batch = 0;  // batch 0: not one sequence fits in the budget, nothing was timed
+  Spread ms;                       // of one step of the whole batch
   double tokens_per_s = 0;
   double cache_bytes_per_token = 0;  // a rank, all layers
+  int64_t cache_bytes = 0;           // of the pages that the batch takes, on the rank with most
   double cache_gb_per_s = 0;         // latents read by a rank's attention, over the whole step
   double attention_gflops = 0;       // multiply-adds times two of a rank's attention, over the whole step
   int64_t sent_bytes = 0;            // a rank and step
@@ -35,7 +39,8 @@ struct DecodeBenchRow {
 
 // Decode steps over a cache of random latents, so that no prompt has to be run first. Verified: the attention of the
 // first layer over the whole context, against fp64 from the same rows; then timed. Every rank of the runner's group
-// takes part. `observe` hears of each case.
+// takes part. `observe` hears of each case. Throws ConfigError where a budget is given and a context is too short for
+// the steps.
 std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, const RankRunner& run_ranks,
                                          const std::function<void(const std::string&)>& observe);
 

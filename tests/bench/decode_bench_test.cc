@@ -1,0 +1,96 @@
+// The harness of decoding: which cases it times, and how many sequences a memory budget holds.
+#include "parlat/bench/decode_bench.h"
+
+#include <gmock/gmock.h>
+
+#include "parlat/base/error.h"
+#include "parlat/kernels/decode_attention.h"
+#include "tests/run_ranks.h"
+
+namespace parlat {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A row of the whole latent takes (32 + 8) elements a layer, one of half of it (16 + 8); in bf16 and 2 layers a page of
+// 64 tokens 10,240 and 6,144 bytes.
+DecodeBenchOptions small_options(DecodeLayout layout, int64_t groups) {
+  DecodeBenchOptions options;
+  options.config = load_model_config("tiny");
+  options.config.n_layers = 2;
+  MlaDims& d = options.config.mla.dims;
+  d.d_latent = 32;
+  d.d_rope = 8;
+  options.layout = {.layout = layout, .groups = groups};
+  options.contexts = {130, 64};
+  options.batches = {3, 1};
+  options.steps = 2;
+  return options;
+}
+
+RankRunner local(int ranks) {
+  return [ranks](const auto& body) { run_ranks(ranks, body); };
+}
+
+std::vector<DecodeBenchRow> bench(const DecodeBenchOptions& options, int ranks) {
+  return bench_decode(options, local(ranks), [](const std::string&) {});
+}
+
+std::vector<int64_t> batches(const std::vector<DecodeBenchRow>& rows) {
+  std::vector<int64_t> found;
+  for (const DecodeBenchRow& row : rows) found.push_back(row.batch);
+  return found;
+}
+
+TEST(DecodeBench, CoversTheGridInOrder) {
+  const auto rows = bench(small_options(DecodeLayout::kMla, 1), 2);
+  ASSERT_THAT(batches(rows), ElementsAre(3, 3, 1, 1));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const DecodeBenchRow& row = rows[i];
+    EXPECT_EQ(row.context, i % 2 == 0 ? 130 : 64);
+    EXPECT_TRUE(row.ok) << row.max_error;
+    EXPECT_LE(row.ms.min, row.ms.median);
+    EXPECT_DOUBLE_EQ(row.tokens_per_s, static_cast<double>(row.batch) / row.ms.median * 1e3);
+    EXPECT_EQ(row.cache_bytes_per_token, 2 * 2 * 40);
+    // 133 and 67 tokens with the steps' own: 3 and 2 pages.
+    EXPECT_EQ(row.cache_bytes, row.batch * (row.context == 130 ? 3 : 2) * 10240);
+  }
+}
+
+TEST(DecodeBench, ABudgetHoldsAsManySequencesAsItsPages) {
+  DecodeBenchOptions options = small_options(DecodeLayout::kMla, 1);
+  options.cache_budget = 9 * 10240 + 10239;  // 9 pages: 3 sequences of 3 pages, 9 of one
+  EXPECT_THAT(batches(bench(options, 2)), ElementsAre(3, 9));
+
+  options.layout = {.layout = DecodeLayout::kTpla, .groups = 2};  // 16 pages
+  const auto sliced = bench(options, 2);
+  EXPECT_THAT(batches(sliced), ElementsAre(5, 16));
+  EXPECT_EQ(sliced[1].cache_bytes, 16 * 6144);
+  EXPECT_TRUE(sliced[0].ok && sliced[1].ok);
+
+  options.layout = {.layout = DecodeLayout::kDcp, .groups = 1};  // 9 pages of every other token: 65 of 130, 32 of 64
+  EXPECT_THAT(batches(bench(options, 2)), ElementsAre(4, 9));
+
+  options.cache_budget = 2 * 10240;
+  options.layout = {.layout = DecodeLayout::kMla, .groups = 1};
+  const auto rows = bench(options, 2);
+  EXPECT_THAT(batches(rows), ElementsAre(0, 2));
+  EXPECT_EQ(rows[0].tokens_per_s, 0);
+  EXPECT_TRUE(rows[0].ok);
+}
+
+TEST(DecodeBench, ABudgetHasRoomForTheStepsInEverySequence) {
+  DecodeBenchOptions options = small_options(DecodeLayout::kMla, 1);
+  options.cache_budget = 1 << 20;
+  options.contexts = {64, 3};
+  try {
+    bench(options, 1);
+    ADD_FAILURE() << "not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("expected more than the 3 tokens that the steps store, got 3"));
+  }
+}
+
+}  // namespace
+}  // namespace parlat
