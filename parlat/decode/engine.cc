@@ -37,7 +37,7 @@ int64_t Engine::submit(const Request& request) {
     throw ConfigError("prompt: expected fewer tokens than the context of {}, got {}", config.max_positions, prompt);
   }
   Sequence sequence{.id = submitted_, .request = request, .limit = 0, .length = 0, .prefill = {}, .next = 0, .made = 0};
-  sequence.limit = std::min(prompt + request.max_new_tokens, config.max_positions);
+  sequence.limit = prompt + std::min(request.max_new_tokens, config.max_positions - prompt);
   if (!decoder_.fits(sequence.limit)) {
     throw ConfigError("cache: expected room for the {} tokens of a request, got {}", sequence.limit,
                       decoder_.cache_tokens());

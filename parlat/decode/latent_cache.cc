@@ -1,6 +1,7 @@
 #include "parlat/decode/latent_cache.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 
 #include <limits>
 
@@ -12,7 +13,12 @@ namespace parlat {
 LatentCache::LatentCache(const Shape& shape) : n_pages_(shape.n_pages) {
   PARLAT_ASSERT(static_cast<int64_t>(shape.widths.size()) == shape.n_layers, "{} widths", shape.widths.size());
   for (const int64_t width : shape.widths) {
-    layers_.push_back(at::empty({shape.n_pages * kPageTokens, width}, shape.dtype));
+    try {
+      layers_.push_back(at::empty({shape.n_pages * kPageTokens, width}, shape.dtype));
+    } catch (const c10::Error&) {
+      throw ConfigError("latent cache: expected memory for {} rows of {} in {} layers, got none for layer {}",
+                        shape.n_pages * kPageTokens, width, shape.n_layers, layers_.size());
+    }
   }
   for (int64_t page = shape.n_pages - 1; page >= 0; --page) free_.push_back(static_cast<int32_t>(page));
 }

@@ -18,7 +18,8 @@ class LatentCache {
     std::vector<int64_t> widths;  // a layer's: w + R
     at::ScalarType dtype = at::kFloat;
   };
-  // Memory is taken at once, but touched (and so committed) only as rows are written.
+  // Memory is taken at once, but touched (and so committed) only as rows are written. Throws ConfigError where the
+  // system refuses it.
   explicit LatentCache(const Shape& shape);
 
   static int64_t pages_for(int64_t rows) { return (rows + kPageTokens - 1) / kPageTokens; }

@@ -1,13 +1,20 @@
 // What a sequence really takes of each rank's cache, at DeepSeek-V3's latent widths.
 #include <gmock/gmock.h>
 
+#include <functional>
+
 #include "parlat/base/error.h"
+#include "parlat/base/units.h"
+#include "parlat/decode/cache_size.h"
 #include "parlat/decode/decoder.h"
 #include "tests/decode/small_model.h"
 #include "tests/run_ranks.h"
 
 namespace parlat {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 ModelConfig v3_latents() {
   ModelConfig config = small_decode_model();
@@ -33,6 +40,7 @@ double measured_elements(const LayoutSpec& layout, int ranks) {
     const double most = comm.max_over_ranks(mine, "elements");
     if (comm.rank() == 0) elements = most;
   });
+  EXPECT_EQ(cache_elements_per_token(config.mla.dims, layout, ranks), elements);  // as predicted
   return elements;
 }
 
@@ -45,6 +53,32 @@ TEST(Cache, HoldsWhatEachLayoutPromises) {
   EXPECT_EQ(measured_elements({kTpla, 2}, 8), 320);
   EXPECT_EQ(measured_elements({kDcp, 1}, 8), 72);
   EXPECT_EQ(measured_elements({kTplaDcp, 2}, 16), 40);
+}
+
+TEST(Cache, RefusesWhatTheMachineCannotHold) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  const auto refusal = [](const std::function<void()>& asked) -> std::string {
+    try {
+      asked();
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  run_ranks(2, [&](Communicator& comm) {
+    // Both ranks' caches of both layers, 320 columns in bf16.
+    EXPECT_THAT(refusal([&] {
+                  require_cache_memory(v3_latents(), {DecodeLayout::kTpla, 2}, kMany, at::kBFloat16, comm);
+                }),
+                AllOf(HasSubstr("this machine's memory of "),
+                      HasSubstr(format_bytes(static_cast<double>(kMany) * 2 * 2 * 320 * 2))));
+    EXPECT_NO_THROW(require_cache_memory(v3_latents(), {DecodeLayout::kTpla, 2}, 1024, at::kBFloat16, comm));
+  });
+  // Beyond any address space: the allocator itself refuses.
+  EXPECT_THAT(refusal([] {
+                const LatentCache huge({.n_layers = 1, .n_pages = 1 << 24, .widths = {1 << 20}, .dtype = at::kFloat});
+              }),
+              HasSubstr("expected memory for 1073741824 rows of 1048576"));
 }
 
 TEST(Cache, SaysWhenThereIsNoRoomAndTakesPagesBack) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <map>
 
 #include "parlat/base/error.h"
@@ -103,6 +104,8 @@ TEST_F(EngineTest, StopsAtStopTokensAndAtTheContext) {
   const Answer full = answers({request(prompt(505, 2), 100)}, {}, 2, 512, {})[0];
   EXPECT_EQ(full.tokens.size(), 7);  // the context of 512
   EXPECT_EQ(full.finish, Finish::kContext);
+  const Answer endless = answers({request(prompt(505, 2), std::numeric_limits<int64_t>::max())}, {}, 1, 512, {})[0];
+  EXPECT_EQ(endless.tokens, full.tokens);
 }
 
 TEST_F(EngineTest, SampledTokensAreTheSameInEveryBatch) {
