@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "parlat/config/names.h"
 #include "parlat/convert/layer_walk.h"
 #include "parlat/convert/rotation.h"
+#include "parlat/io/atomic_file.h"
 #include "parlat/io/files.h"
 #include "parlat/weights/checkpoint_files.h"
 #include "parlat/weights/shard_set.h"
@@ -88,12 +90,21 @@ void check(const ConvertOptions& options, const ModelConfig& config) {
     if (groups < 2 || groups > config.mla.dims.d_latent) {
       throw ConfigError("groups: expected 2 to the latent's {} columns, got {}", config.mla.dims.d_latent, groups);
     }
+    if (const auto times = std::count(options.groups.begin(), options.groups.end(), groups); times > 1) {
+      throw ConfigError("groups: expected every number once, got {} {} times", groups, times);
+    }
   }
   if (options.transform != Transform::kBalanced && same_folder(options.model, options.out)) {
     throw ConfigError("out: expected another folder than the model's, since {} changes its weights, got {}",
                       name(options.transform), options.out.string());
   }
   check_weights(options.model, config);
+}
+
+// A folder that takes no files is found out before the work is done.
+void require_writable(const ConvertOptions& options) {
+  create_folders(options.out);
+  const AtomicFile tried(options.out / slice_file_name(options.groups.front()));
 }
 
 // The model's other files, as they are.
@@ -125,7 +136,7 @@ class Conversion {
  public:
   Conversion(const ConvertOptions& options, const ModelConfig& config) : options_(options), config_(config) {
     check(options, config);
-    create_folders(options.out);
+    require_writable(options);
     files_.resize(options.groups.size());
     for (SliceFile& file : files_) file.transform = name(options.transform);
     if (options.transform != Transform::kBalanced) copy_.emplace(options, config);

@@ -150,10 +150,20 @@ TEST_F(Conversion, RefusesWhatCannotBe) {
   ConvertOptions many = options(Transform::kPca, out.path());
   many.groups = {17};
   EXPECT_THAT(refusal(many), HasSubstr("2 to the latent's 16 columns, got 17"));
+  many.groups = {2, 4, 2};
+  EXPECT_THAT(refusal(many), HasSubstr("every number once, got 2 2 times"));
   EXPECT_THROW(hadamard_basis(24, 1), ConfigError);
   ConvertOptions outside = options(Transform::kBalanced, out.path());
   outside.windows[0][3] = 61;
   EXPECT_THAT(refusal(outside), HasSubstr("tokens from 0 to 60, got 61"));
+}
+
+TEST_F(Conversion, AFolderThatTakesNoFilesIsFoundOutBeforeTheWork) {
+  bool worked = false;
+  // Not even root may create files there.
+  EXPECT_THROW(convert(options(Transform::kBalanced, "/proc"), saved_.config, [&](int64_t) { worked = true; }),
+               DataError);
+  EXPECT_FALSE(worked);
 }
 
 }  // namespace
