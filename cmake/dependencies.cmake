@@ -20,7 +20,7 @@ find_package(MPI COMPONENTS CXX)
 # OpenMPI's deprecated C++ bindings are never used.
 add_compile_definitions(OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
 
-# Neither has a CMake package in Debian 12.
+# None of them has a CMake package in Debian 12.
 function(find_plain_library target header library)
   find_path(${target}_INCLUDE_DIR ${header} REQUIRED)
   find_library(${target}_LIBRARY ${library} REQUIRED)
@@ -30,3 +30,4 @@ function(find_plain_library target header library)
 endfunction()
 find_plain_library(pcre2 pcre2.h pcre2-8)
 find_plain_library(utf8proc utf8proc.h utf8proc)
+find_plain_library(xxhash xxhash.h xxhash)

@@ -11,9 +11,8 @@
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
 #include "parlat/io/atomic_file.h"
+#include "parlat/io/checksum.h"
 #include "parlat/io/files.h"
-#include "parlat/io/safetensors.h"
-#include "parlat/weights/checkpoint_files.h"
 
 namespace parlat {
 
@@ -26,17 +25,30 @@ constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kUnfinished = ".unfinished-";
 constexpr const char* kStateFile = "state.json";
 
-// Opens every file: one that is missing or cut short, or a header that does not fit its size or the model, shows.
-Checkpoint read_checkpoint(const fs::path& directory, int64_t step) {
-  Checkpoint checkpoint{directory, step, read_json(directory / kStateFile)};
-  const auto found = checkpoint.state.find("step");
-  if (found == checkpoint.state.end() || *found != step) {
-    throw DataError("{}: expected step {}, got {}", (directory / kStateFile).string(), step,
-                    found == checkpoint.state.end() ? "none" : found->dump());
+constexpr const char* kFiles = "files";
+
+// Of every file in a folder.
+nlohmann::json checksums(const fs::path& folder) {
+  nlohmann::json all = nlohmann::json::object();
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    all[entry.path().filename().string()] = checksum(entry.path());
   }
-  check_weights(directory, load_model_config(directory.string()));
-  SafetensorsFile optimizer(directory / Checkpoints::kOptimizerFile);
-  return checkpoint;
+  return all;
+}
+
+// Files that came later are not the checkpoint's: parlat convert may have put slices beside the weights.
+void verify_files(const Checkpoint& checkpoint) {
+  const auto files = checkpoint.state.find(kFiles);
+  if (files == checkpoint.state.end() || !files->is_object() || !files->contains(Checkpoints::kOptimizerFile)) {
+    throw DataError("{}: expected the checksums of the other files under '{}', got none",
+                    (checkpoint.directory / kStateFile).string(), kFiles);
+  }
+  for (const auto& [name, expected] : files->items()) {
+    const fs::path path = checkpoint.directory / name;
+    if (const nlohmann::json found = checksum(path); found != expected) {
+      throw DataError("{}: expected {}, got {}", path.string(), expected.dump(), found.dump());
+    }
+  }
 }
 
 }  // namespace
@@ -61,20 +73,34 @@ std::vector<int64_t> Checkpoints::steps() const {
   return steps;
 }
 
-Checkpoint Checkpoints::at(int64_t step) const { return read_checkpoint(path_of(step), step); }
-
-std::optional<Checkpoint> Checkpoints::newest() const {
-  for (const int64_t step : steps()) {
-    try {
-      return at(step);
-    } catch (const std::exception& error) {
-      log_warning(fmt::format("checkpoint {} is damaged and passed over: {}", path_of(step).string(), error.what()));
-    }
+Checkpoint Checkpoints::at(int64_t step) const {
+  const fs::path directory = path_of(step), state_file = directory / kStateFile;
+  Checkpoint checkpoint{directory, step, read_json(state_file)};
+  const auto found = checkpoint.state.find("step");
+  if (found == checkpoint.state.end() || *found != step) {
+    throw DataError("{}: expected step {}, got {}", state_file.string(), step,
+                    found == checkpoint.state.end() ? "none" : found->dump());
   }
-  return std::nullopt;
+  return checkpoint;
 }
 
-fs::path Checkpoints::save(int64_t step, const nlohmann::json& state,
+std::optional<Checkpoint> Checkpoints::newest() const {
+  std::vector<std::string> damages;
+  for (const int64_t step : steps()) {
+    try {
+      Checkpoint checkpoint = at(step);
+      verify_files(checkpoint);
+      for (const std::string& damage : damages) log_warning("damaged checkpoint passed over: " + damage);
+      return checkpoint;
+    } catch (const std::exception& error) {
+      damages.emplace_back(error.what());
+    }
+  }
+  if (damages.empty()) return std::nullopt;
+  throw DataError("{}: none of the checkpoints can be read: {}", directory_.string(), fmt::join(damages, "; "));
+}
+
+fs::path Checkpoints::save(int64_t step, nlohmann::json state,
                            const std::function<void(const fs::path&)>& write) const {
   const fs::path place = path_of(step);
   const fs::path unfinished = directory_ / fmt::format("{}{}", kUnfinished, place.filename().string());
@@ -83,6 +109,7 @@ fs::path Checkpoints::save(int64_t step, const nlohmann::json& state,
     remove_leftovers();
     fs::create_directory(unfinished);
     write(unfinished);
+    state[kFiles] = checksums(unfinished);
     write_file_atomically(unfinished / kStateFile, state.dump(2) + "\n");
     sync_folder(unfinished);
     if (fs::exists(place)) remove(place);  // a damaged one that was passed over

@@ -52,8 +52,7 @@ std::optional<Checkpoint> find_checkpoint(const TrainSettings& settings, const j
                         settings.out.string());
     }
     newest = checkpoints.newest();
-    if (!newest) throw DataError("{}: none of the checkpoints can be read", checkpoints_of(settings).string());
-    require_same_run(newest->state.value("settings", json()), description, newest->directory.string());
+    if (newest) require_same_run(newest->state.value("settings", json()), description, newest->directory.string());
   } else if (world.rank() == 0 && settings.resume) {
     log_info("no checkpoint to resume from: starts at step 0");
   }

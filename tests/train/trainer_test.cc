@@ -257,9 +257,10 @@ TEST_F(TrainerTest, BrokenRecordsOfARunAreNamed) {
   TrainSettings s = settings("run", 2);
   const std::filesystem::path state = run(s).checkpoint / "state.json";
   s.resume = true;
-  for (const char* broken : {R"({"step": 2})", R"({"step": 2, "settings": 7})", R"({"step": 2, "settings": {}})",
-                             R"({"step": 2, "settings": {"fixed": 7, "changeable": {"lr": 1}}})"}) {
-    write_file_atomically(state, broken);
+  nlohmann::json json = read_json(state);
+  for (const char* broken : {"null", "7", "{}", R"({"fixed": 7, "changeable": {"lr": 1}})"}) {
+    json["settings"] = nlohmann::json::parse(broken);
+    write_file_atomically(state, json.dump());
     EXPECT_THAT(error_of(s, 3), HasSubstr("step-000002: expected the settings of a run")) << broken;
   }
 }
