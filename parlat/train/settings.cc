@@ -46,7 +46,7 @@ std::string differences(const json& checkpoint, const json& now) {
 
 }  // namespace
 
-void validate(const TrainSettings& settings) {
+void validate(const TrainSettings& settings, const PackedText& training) {
   require_at_least("batch", 1, settings.batch);
   require_at_least("accumulate", 1, settings.accumulate);
   require_at_least("steps", 1, settings.steps);
@@ -68,6 +68,10 @@ void validate(const TrainSettings& settings) {
   }
   if (settings.dtype != at::kFloat && settings.dtype != at::kBFloat16) {
     throw ConfigError("dtype: expected fp32 or bf16 for training, got {}", name(settings.dtype));
+  }
+  if (settings.batch > training.count() / settings.accumulate) {
+    throw DataError("data: expected at least one step's sequences (batch {} x accumulate {}), got {} of {} tokens",
+                    settings.batch, settings.accumulate, training.count(), training.sequence());
   }
 }
 

@@ -305,7 +305,7 @@ TrainResult Trainer::run(const std::function<bool()>& stop_requested) {
 
 TrainResult train(const TrainSettings& settings, const ModelConfig& config, const TrainingText& text,
                   Communicator& world, const std::function<bool()>& stop_requested) {
-  validate(settings);
+  validate(settings, text.training);
   return Trainer(settings, config, text, world).run(stop_requested);
 }
 

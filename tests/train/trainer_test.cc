@@ -307,6 +307,20 @@ TEST_F(TrainerTest, RefusesBatchesThatDataRanksDoNotDivide) {
   EXPECT_THAT(error_of(on(settings("run"), {.data = 3}), 2), HasSubstr("multiple of the 3 data-parallel ranks, got 4"));
 }
 
+TEST_F(TrainerTest, RefusesTextsOfLessThanAStep) {
+  TrainSettings s = settings("run", 1);
+  s.batch = text_.training.count() / 2;
+  EXPECT_EQ(run(s).steps, 1);
+  s.out = folder_ / "more";
+  for (const auto& [batch, accumulate] : {std::pair(s.batch + 1, int64_t{2}), std::pair(s.batch, int64_t{3}),
+                                          std::pair(int64_t{1} << 62, int64_t{1} << 62)}) {
+    s.batch = batch;
+    s.accumulate = accumulate;
+    EXPECT_THAT(error_of(s, 3), HasSubstr(fmt::format("(batch {} x accumulate {}), got {} of 13 tokens", batch,
+                                                      accumulate, text_.training.count())));
+  }
+}
+
 TEST_F(TrainerTest, AFullDiskLeavesThePreviousCheckpointGood) {
   const TrainSettings whole = settings("whole");
   run(whole);
