@@ -42,6 +42,9 @@ void validate(const ParallelSpec& spec, int64_t ranks, int64_t n_heads, int64_t 
     throw ConfigError("parallel: expected data x sequence = {} ranks, got {} x {} = {}", ranks, spec.data,
                       spec.sequence, spec.ranks());
   }
+  if (spec.expert > 1 && n_experts == 0) {
+    throw ConfigError("parallel: expected expert 1, since the model has no experts to split, got {}", spec.expert);
+  }
   if (ranks % spec.expert != 0) {
     throw ConfigError("parallel: expected expert to divide the {} ranks, got {}", ranks, spec.expert);
   }

@@ -38,6 +38,14 @@ TEST(Parallel, TheMeshMustFit) {
   EXPECT_THAT(config_error([] { validate({.sequence = 8, .expert = 8}, 8, 16, 4); }), HasSubstr("at most 4 expert"));
 }
 
+TEST(Parallel, ADenseModelHasNoExpertsToSplit) {
+  validate({.sequence = 4}, 4, 16, 0);
+  for (const int64_t expert : {2, 3}) {
+    EXPECT_THAT(config_error([&] { validate({.sequence = 4, .expert = expert}, 4, 16, 0); }),
+                HasSubstr(fmt::format("since the model has no experts to split, got {}", expert)));
+  }
+}
+
 TEST(Parallel, MoreSequenceRanksThanHeads) {
   const ParallelSpec spec{.sequence = 8, .form = TrainForm::kLaga};
   EXPECT_THAT(config_error([&] { validate(spec, 8, 7, 0); }),
