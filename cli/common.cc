@@ -34,6 +34,13 @@ int parse_local_ranks(const std::string& text) {
   return ranks;
 }
 
+// Less is no wait at all; more does not fit into the nanoseconds of a clock. NaN is neither.
+std::string check_timeout(const std::string& text) {
+  const double seconds = std::strtod(text.c_str(), nullptr);
+  if (1e-3 <= seconds && seconds <= 1e9) return "";
+  return fmt::format("expected 0.001 to 1e9 seconds, got {}", text);
+}
+
 // Known before MPI is: a wrong flag is reported by one process only.
 int launched_rank() {
   for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
@@ -64,7 +71,7 @@ void add_common_options(CLI::App& command, CommonOptions& options) {
   command.add_option("--dtype", options.dtype, "fp32 or bf16")->capture_default_str();
   command.add_option("--seed", options.seed, "of weights and data order")->capture_default_str();
   command.add_option("--timeout", options.timeout_s, "seconds to wait for other ranks in one exchange")
-      ->check(CLI::PositiveNumber)
+      ->check(check_timeout)
       ->capture_default_str();
   command.add_option("--json", options.json, "write every figure to this file");
   command.add_flag("--quiet", options.quiet, "no progress, warnings only");

@@ -2,29 +2,64 @@
 // for cannot be done, 3 a file, 4 a peer, 130 interrupted.
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cmath>
+#include <limits>
+
 #include "cli/commands.h"
 #include "cli/common.h"
+#include "cli/config_file.h"
 #include "parlat/base/error.h"
 #include "parlat/bench/record.h"
 
 namespace parlat {
 namespace {
 
-// CLI11 says only that a subcommand is required. Nothing where that was not the mistake.
-std::optional<ConfigError> wrong_subcommand(const CLI::App& app) {
+// CLI11 says only that a subcommand is required, or what was not expected. Nothing where neither was the mistake.
+std::optional<ConfigError> wrong_words(const CLI::App& app) {
+  const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
+  const std::string got = rest.empty() ? "none" : "'" + rest.front() + "'";
   const CLI::App* given = &app;
   while (!given->get_subcommands().empty()) given = given->get_subcommands().front();
-  if (given->get_require_subcommand_min() == 0) return std::nullopt;
-  std::string names;
-  for (const CLI::App* const known : given->get_subcommands([](const CLI::App*) { return true; })) {
-    names += (names.empty() ? "" : ", ") + known->get_name();
+  if (given->get_require_subcommand_min() > 0) {
+    std::string names;
+    for (const CLI::App* const known : given->get_subcommands([](const CLI::App*) { return true; })) {
+      names += (names.empty() ? "" : ", ") + known->get_name();
+    }
+    return ConfigError("{}: expected one of {}, got {}", given->get_name(), names, got);
   }
-  const std::vector<std::string> rest = given->remaining();
-  return ConfigError("{}: expected one of {}, got {}", given->get_name(), names,
-                     rest.empty() ? "none" : "'" + rest.front() + "'");
+  if (rest.empty()) return std::nullopt;
+  return ConfigError("{}: expected nothing but the flags of --help, got {}", given->get_name(), got);
 }
 
-int run(CLI::App& app, int argc, char** argv) {
+template <typename Number>
+std::string check_number(std::string& text) {
+  Number number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || (std::is_floating_point_v<Number> && !std::isfinite(number))) {
+    if constexpr (std::is_floating_point_v<Number>) return fmt::format("expected a finite number, got '{}'", text);
+    using Limits = std::numeric_limits<Number>;
+    return fmt::format("expected an integer from {} to {}, got '{}'", Limits::min(), Limits::max(), text);
+  }
+  text = fmt::format("{}", number);
+  return "";
+}
+
+// Before a flag's own checks. To CLI11, "" is 0, -1 a large seed, 2^64 a smaller one and 010 is 8; NaN is within every
+// range.
+void check_numbers(CLI::App& app) {
+  const std::pair<std::string, std::string (*)(std::string&)> kinds[] = {
+      {"INT", check_number<int64_t>}, {"UINT", check_number<uint64_t>}, {"FLOAT", check_number<double>}};
+  for (CLI::Option* const option : app.get_options()) {
+    for (const auto& [type, check] : kinds) {
+      if (option->get_type_name().starts_with(type)) option->transform(CLI::Validator(check, ""));
+    }
+  }
+  for (CLI::App* const command : app.get_subcommands([](const CLI::App*) { return true; })) check_numbers(*command);
+}
+
+int run(CLI::App& app, const ConfigFile& config_file, int argc, char** argv) {
   try {
     app.parse(argc, argv);
     flush_stdout();
@@ -36,7 +71,9 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const CLI::FileError& error) {
     return report_error(DataError("{}", error.what()));
   } catch (const CLI::ParseError& error) {
-    return report_error(wrong_subcommand(app).value_or(ConfigError("{}", error.what())));
+    return report_error(wrong_words(app).value_or(ConfigError("{}", error.what())));
+  } catch (const ConfigError& error) {
+    return report_error(ConfigError("{}", config_file.located(error.what())));
   } catch (const std::exception& error) {
     return report_error(error);
   }
@@ -50,7 +87,8 @@ int main(int argc, char** argv) {
   CLI::App app("Train and serve models with Multi-head Latent Attention", "parlat");
   app.set_version_flag("--version", fmt::format("parlat {} ({})", build.version, build.commit));
   app.set_config("--config", "", "TOML file with the flags of a subcommand under [its name]; the command line wins");
-  app.allow_config_extras(CLI::config_extras_mode::error);
+  const auto config_file = std::make_shared<parlat::ConfigFile>(app);
+  app.config_formatter(config_file);
   app.require_subcommand(1);
   app.fallthrough();
   app.option_defaults()->take_last();  // of a flag given twice
@@ -61,7 +99,8 @@ int main(int argc, char** argv) {
   parlat::add_generate(app);
   parlat::add_convert(app);
   parlat::add_bench(app);
-  const int exit_code = parlat::run(app, argc, argv);
+  parlat::check_numbers(app);
+  const int exit_code = parlat::run(app, *config_file, argc, argv);
   parlat::finalize_mpi();
   return exit_code;
 }

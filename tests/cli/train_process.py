@@ -138,6 +138,52 @@ class TrainProcess(unittest.TestCase):
         self.assertIn("absorbed", done.stdout)
         self.assertIn(str(out / "metrics.jsonl"), done.stdout)
 
+    def test_errors_of_a_config_file_name_file_and_key(self):
+        config = self.folder / "run.toml"
+        for expected, text in (
+                ("train.stpes: expected a subcommand's flag under [its name], got no such one", "[train]\nstpes = 3\n"),
+                ("trian: expected a subcommand's flag", "[trian]\nsteps = 3\n"),
+                ("eval.steps: expected a subcommand's flag", "[eval]\nsteps = 3\n"),
+                ("keep: expected a subcommand's flag", "keep = 3\n"),
+                ("train.config: expected a subcommand's flag", '[train]\nconfig = "other.toml"\n'),
+                ('{"keep": 3}: expected a subcommand\'s flag', '{"keep": 3}\n'),
+                ("train.keep 3: expected a subcommand's flag", "[train]\nkeep 3\n"),
+                ("train.keep: expected an integer from", '[train]\nkeep = "many"\n'),
+                ("train.keep: expected an integer from", "[train]\nkeep =\n"),
+                ("train.keep: expected one value, got 1, 2", "[train]\nkeep = [1, 2]\n"),
+                ("train.keep: expected at least 1, got 0", "[train]\nkeep = 0\n"),
+                ("train.threads: ", "[train]\nthreads = 0\n"),
+                ("train.clip: expected a finite number, got 'nan'", "[train]\nclip = nan\n"),
+                ("train.timeout: expected 0.001 to 1e9 seconds, got 0", "[train]\ntimeout = 0\n"),
+                ("train.resume: expected true or false, got maybe", '[train]\nresume = "maybe"\n'),
+                ("train.form: expected one of explicit, absorbed, laga", '[train]\nform = "cube"\n')):
+            with self.subTest(text=text):
+                config.write_text(text)
+                failed = self.run_train(self.folder / "run", "--config", str(config))
+                self.assertEqual(failed.returncode, 2)
+                self.assertRegex(failed.stderr, r"^parlat: error: .*\n$")
+                self.assertIn(f"{config}: {expected}", failed.stderr)
+        # The command line wins, and what is wrong with it is not the file's.
+        failed = self.run_train(self.folder / "run", "--config", str(config), "--form", "ball")
+        self.assertTrue(failed.stderr.startswith("parlat: error: form: expected one of"), failed.stderr)
+
+    def test_damaged_checkpoints(self):
+        whole, damaged = self.folder / "whole", self.folder / "damaged"
+        self.succeed(whole, "--steps", "10", "--seed", "2")
+        self.succeed(damaged, "--steps", "10")
+        weights, other = ("checkpoints/step-000010/model.safetensors", "checkpoints/step-000005/model.safetensors")
+        shutil.copy(whole / weights, damaged / weights)
+        passed_over = self.run_train(damaged, "--steps", "11", "--resume")
+        self.assertEqual(passed_over.returncode, 0)
+        self.assertIn(f"{damaged / weights}: expected ", passed_over.stderr)
+        self.assertEqual(self.checkpoints(damaged), ["step-000005", "step-000010", "step-000011"])
+
+        for checkpoint in self.checkpoints(damaged):
+            shutil.copy(damaged / other, damaged / "checkpoints" / checkpoint / "config.json")
+        failed = self.run_train(damaged, "--steps", "12", "--resume")
+        self.assertEqual(failed.returncode, 3)
+        self.assertRegex(failed.stderr, r'^parlat: error: .*/step-000011/config.json: expected {"bytes":.*, got {.*\n$')
+
     def test_checkpoints_carry_their_tokenizer(self):
         text = self.text.read_text()
         folder, pairs, bytes_out = (self.folder / name for name in ("tokenizer", "pairs", "bytes"))
@@ -179,7 +225,9 @@ class TrainProcess(unittest.TestCase):
                 (2, "expert", ["--expert-parallel", "3"]),
                 (2, "data-parallel: expected at least 1, got 0", ["--data-parallel", "0"]),
                 (2, "fp16", ["--dtype", "fp16"]),
-                (2, "lr: expected a number of at least 0, got nan", ["--lr", "nan"]),
+                (2, "lr: expected a finite number, got 'nan'", ["--lr", "nan"]),
+                (2, "lr: expected a finite number, got ''", ["--lr", ""]),
+                (2, "lr: expected a number of at least 0, got -1", ["--lr", "-1"]),
                 (2, "min-lr: ", ["--min-lr", "-1"]),
                 (2, "beta1: expected at least 0 and less than 1, got 1", ["--beta1", "1"]),
                 (2, "beta2: ", ["--beta2", "inf"]),
@@ -187,13 +235,23 @@ class TrainProcess(unittest.TestCase):
                 (2, "clip: ", ["--clip", "-1"]),
                 (2, "eval-fraction: ", ["--eval-fraction", "nan"]),
                 (2, "inner-norm-eps: ", ["--inner-norm-eps", "nan"]),
+                *((2, f"timeout: expected a finite number, got '{bad}'", ["--timeout", bad])
+                  for bad in ("nan", "inf", "")),
+                *((2, f"timeout: expected 0.001 to 1e9 seconds, got {bad}", ["--timeout", bad])
+                  for bad in ("0", "-1", "1e+30")),
+                *((2, f"seed: expected an integer from 0 to {2**64 - 1}, got '{bad}'", ["--seed", bad])
+                  for bad in ("-1", str(2**64))),
+                (2, f"steps: expected an integer from {-2**63} to {2**63 - 1}, got '{2**63}'", ["--steps", str(2**63)]),
+                (2, "train: expected nothing but the flags of --help, got 'now'", ["now"]),
                 (3, "no-such.toml", ["--config", str(self.folder / "no-such.toml")]),
                 (3, "text.txt: cannot be created: Not a directory", ["--out", str(self.text)]),
                 (3, "no-such-folder/x.json: cannot be written", ["--json", str(self.folder / "no-such-folder/x.json")]),
                 (3, "no-such-file", ["--data", str(self.folder / "no-such-file")]),
                 (3, "latin.txt", ["--data", str(self.folder / "latin.txt")]),
                 (3, "empty.txt", ["--data", str(self.folder / "empty.txt")]),
-                (3, "expected at least", ["--sequence", "100000"])):
+                (3, "expected at least", ["--sequence", "100000"]),
+                (3, "data: expected at least one step's sequences (batch 100000 x accumulate 1), got",
+                 ["--batch", "100000"])):
             with self.subTest(arguments=arguments):
                 failed = self.run_train(out, *arguments)
                 self.assertEqual(failed.returncode, code, failed.stderr)
@@ -203,7 +261,8 @@ class TrainProcess(unittest.TestCase):
 
     def test_unknown_commands_are_named(self):
         for command, arguments in (("parlat: expected one of train, inspect, ", ["frain"]), ("got none", []),
-                                   ("bench: expected one of attention, ", ["bench", "attentoin"])):
+                                   ("bench: expected one of attention, comm, decode, got 'foo'", ["bench", "foo"]),
+                                   ("comm: expected nothing but the flags", ["bench", "comm", "all_gather"])):
             failed = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual(failed.returncode, 2)
             self.assertRegex(failed.stderr, r"^parlat: error: .*\n$")
