@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include "cli/commands.h"
@@ -7,6 +8,7 @@
 #include "parlat/base/progress.h"
 #include "parlat/base/units.h"
 #include "parlat/bench/decode_bench.h"
+#include "parlat/decode/cache_size.h"
 
 namespace parlat {
 
@@ -16,7 +18,7 @@ struct Flags {
   CommonOptions common;
   std::string model_config = "v2-lite", cache_dtype;
   std::vector<std::string> layouts = {"mla"};
-  int64_t groups = 0, layers = 0, steps = 8;
+  int64_t groups = 0, layers = 0, steps = 8, cache_budget = 0;
   std::vector<int64_t> contexts = {1024, 4096}, batches = {1};
 };
 
@@ -27,6 +29,7 @@ DecodeBenchOptions bench_options(const Flags& flags, const std::string& layout, 
   options.layout = listed_layout_spec(layout, flags.groups, ranks);
   options.contexts = flags.contexts;
   options.batches = flags.batches;
+  options.cache_budget = flags.cache_budget;
   options.dtype = parse_dtype(flags.common.dtype);
   options.cache_dtype = flags.cache_dtype.empty() ? options.dtype : parse_dtype(flags.cache_dtype);
   for (const at::ScalarType dtype : {options.dtype, options.cache_dtype}) {
@@ -36,6 +39,21 @@ DecodeBenchOptions bench_options(const Flags& flags, const std::string& layout, 
   options.steps = flags.steps;
   options.seed = flags.common.seed;
   return options;
+}
+
+// Before weights are made.
+void check_memory(const DecodeBenchOptions& options, const RankRunner& run_ranks) {
+  const MlaDims& dims = options.config.mla.dims;
+  run_ranks([&](Communicator& comm) {
+    const double bytes = cache_elements_per_token(dims, options.layout, comm.size()) *
+                         static_cast<double>(options.config.n_layers) *
+                         static_cast<double>(c10::elementSize(options.cache_dtype));
+    const int64_t tokens = options.cache_budget > 0
+                               ? static_cast<int64_t>(static_cast<double>(options.cache_budget) / bytes)
+                               : *std::max_element(options.contexts.begin(), options.contexts.end()) *
+                                     *std::max_element(options.batches.begin(), options.batches.end());
+    require_cache_memory(options.config, options.layout, tokens, options.cache_dtype, comm);
+  });
 }
 
 std::vector<std::string> table_row(const DecodeBenchRow& row, const std::string& layout, int64_t groups, int ranks) {
@@ -53,7 +71,35 @@ std::vector<std::string> table_row(const DecodeBenchRow& row, const std::string&
           fmt::format("{:.1f}", row.attention_gflops),
           format_bytes(static_cast<double>(row.sent_bytes)),
           fmt::format("{:.1e}", row.max_error),
-          row.ok ? "ok" : "FAILED"};
+          row.batch == 0 ? "none fits"
+          : row.ok       ? "ok"
+                         : "FAILED"};
+}
+
+// Adds to every row its ratios to the first layout with the same ranks and context, and prints them by context.
+void print_budget_table(const Flags& flags, nlohmann::json& rows) {
+  std::vector<std::vector<std::string>> table = {
+      {"context", "layout", "groups", "ranks", "batch", "cache a rank", "tokens/s", "tokens/s ratio", "bytes ratio"}};
+  for (auto& row : rows) {
+    const auto& first = *std::find_if(rows.begin(), rows.end(), [&](const nlohmann::json& other) {
+      return other["ranks"] == row["ranks"] && other["context"] == row["context"];
+    });
+    const auto of = [](const nlohmann::json& from, const char* key) { return from[key].get<double>(); };
+    const auto integer = [&](const char* key) { return fmt::format("{}", row[key].get<int64_t>()); };
+    const double rate = of(row, "tokens_per_s"), first_rate = of(first, "tokens_per_s");
+    const double bytes_ratio = of(first, "cache_bytes_per_token") / of(row, "cache_bytes_per_token");
+    row["bytes_ratio"] = bytes_ratio;
+    row["tokens_per_s_ratio"] = first_rate > 0 ? nlohmann::json(rate / first_rate) : nlohmann::json();
+    table.push_back(
+        {integer("context"), row["layout"].get<std::string>(), integer("groups"), integer("ranks"), integer("batch"),
+         format_bytes(of(row, "cache_bytes")), rate > 0 ? fmt::format("{:.1f}", rate) : "none fits",
+         first_rate > 0 ? fmt::format("{:.2f}", rate / first_rate) : "-", fmt::format("{:.2f}", bytes_ratio)});
+  }
+  std::stable_sort(table.begin() + 1, table.end(),
+                   [](const auto& a, const auto& b) { return std::stoll(a[0]) < std::stoll(b[0]); });
+  fmt::print("\nas many sequences as fit in {} of cache a rank; ratios to {} (of bytes a token: its over theirs)\n",
+             format_bytes(static_cast<double>(flags.cache_budget)), flags.layouts[0]);
+  print_table(table);
 }
 
 void run(const Flags& flags) {
@@ -74,6 +120,7 @@ void run(const Flags& flags) {
     const int ranks = run_and_keep(run_ranks, 0, [](Communicator& comm, int& mine) { mine = comm.size(); });
     for (const std::string& layout : flags.layouts) {
       const DecodeBenchOptions options = bench_options(flags, layout, ranks);
+      check_memory(options, run_ranks);
       const auto observe = [&](const std::string& what) { progress.update(done++, layout + ", " + what); };
       for (const DecodeBenchRow& row : bench_decode(options, run_ranks, observe)) {
         table.push_back(table_row(row, layout, options.layout.groups, ranks));
@@ -86,6 +133,7 @@ void run(const Flags& flags) {
   if (prints) {
     const MachineLimits limits = measure_limits(flags.common.threads);
     print_table(table);
+    if (flags.cache_budget > 0) print_budget_table(flags, rows);
     fmt::print("this machine, {} threads: copies {:.1f} GB/s (read and written), fp32 products {:.1f} GFLOP/s\n",
                flags.common.threads, limits.copy_gb_per_s, limits.gemm_gflops);
     write_record(flags.common, "bench decode",
@@ -117,7 +165,15 @@ void add_bench_decode(CLI::App& bench) {
       ->delimiter(',')
       ->check(count)
       ->capture_default_str();
-  command->add_option("--batch", flags->batches, "sequences")->delimiter(',')->check(count)->capture_default_str();
+  CLI::Option* const batch = command->add_option("--batch", flags->batches, "sequences");
+  batch->delimiter(',')->check(count)->capture_default_str();
+  command
+      ->add_option("--cache-budget", flags->cache_budget,
+                   "bytes of cache a rank, as in 64MB: in place of --batch, the most sequences that fit")
+      ->type_name("SIZE")  // main.cc holds what CLI11 calls INT to digits
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
+      ->excludes(batch);
   command->add_option("--cache-dtype", flags->cache_dtype, "fp32 or bf16; default: --dtype");
   command->add_option("--steps", flags->steps, "timed steps")->check(count)->capture_default_str();
   command->callback([flags] { run(*flags); });
