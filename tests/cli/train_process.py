@@ -4,6 +4,7 @@ usage: train_process.py PROGRAM
 """
 
 import json
+import os
 import pathlib
 import random
 import resource
@@ -99,6 +100,20 @@ class TrainProcess(unittest.TestCase):
             self.assertEqual(process.wait(timeout=30), 130)
             last = [record["step"] for record in self.records(out)][-1]
             self.assertEqual(self.checkpoints(out)[-1], f"step-{last:06d}")
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_one_interrupted_rank_stops_all(self):
+        out, process_id = self.folder / "run", self.folder / "process_id"
+        rank = f'[ "$OMPI_COMM_WORLD_RANK" != 1 ] || echo $$ > {process_id}; exec "$@"'
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        process = subprocess.Popen(["mpirun", *root, "--oversubscribe", "-n", "2", "sh", "-c", rank, "rank",
+                                    *self.command(out, "--ranks", "mpi", "--steps", "100000")],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.wait_for_step(process, out, 3)
+        os.kill(int(process_id.read_text()), signal.SIGINT)
+        self.assertEqual(process.wait(timeout=60), 130)
+        last = [record["step"] for record in self.records(out)][-1]
+        self.assertEqual(self.checkpoints(out)[-1], f"step-{last:06d}")
 
     def test_full_disk(self):
         whole, full = self.folder / "whole", self.folder / "full"
