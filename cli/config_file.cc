@@ -22,6 +22,7 @@ CLI::App* find_section(CLI::App& app, const std::vector<std::string>& names) {
 // Empty, or what was expected in place of the values.
 std::string set(CLI::Option& option, const CLI::ConfigItem& item) {
   const bool is_flag = option.get_expected_min() == 0;
+  if (item.inputs.empty()) return "expected a value, got none";
   if (is_flag ? item.inputs.size() != 1 : static_cast<int>(item.inputs.size()) > option.get_items_expected_max()) {
     return fmt::format("expected one value, got {}", CLI::detail::join(item.inputs, ", "));
   }

@@ -166,6 +166,7 @@ class TrainProcess(unittest.TestCase):
                 ("train.keep: expected an integer from", '[train]\nkeep = "many"\n'),
                 ("train.keep: expected an integer from", "[train]\nkeep =\n"),
                 ("train.keep: expected one value, got 1, 2", "[train]\nkeep = [1, 2]\n"),
+                ("train.keep: expected a value, got none", "[train]\nkeep = []\n"),
                 ("train.keep: expected at least 1, got 0", "[train]\nkeep = 0\n"),
                 ("train.threads: ", "[train]\nthreads = 0\n"),
                 ("train.clip: expected a finite number, got 'nan'", "[train]\nclip = nan\n"),
