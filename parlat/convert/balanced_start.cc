@@ -43,11 +43,14 @@ Tensor output_metric(const MlaWeights& w) {
   return metric;
 }
 
-// Value maps that give back the exact weighted latents from the slices' as well as linear maps can.
-void fit_values(const std::vector<QuerySample>& queries, std::vector<SliceMaps>& slices) {
+// Value maps that give back the exact weighted latents from the slices' as well as linear maps can. Returns the mean
+// error of the output that is left.
+double fit_values(const std::vector<QuerySample>& queries, const MlaWeights& weights, std::vector<SliceMaps>& slices) {
+  std::vector<Tensor> out_latents;  // they do not depend on the value maps
   Tensor xx, xy;
   for (const QuerySample& sample : queries) {
-    const Tensor x = sliced_out_latent(slices, sample).flatten(0, 2).to(at::kDouble);
+    out_latents.push_back(sliced_out_latent(slices, sample));
+    const Tensor x = out_latents.back().flatten(0, 2).to(at::kDouble);
     const Tensor y = sample.out_latent_bHqL.flatten(0, 2).to(at::kDouble);
     xx = xx.defined() ? xx + at::matmul(x.t(), x) : at::matmul(x.t(), x);
     xy = xy.defined() ? xy + at::matmul(x.t(), y) : at::matmul(x.t(), y);
@@ -58,6 +61,11 @@ void fit_values(const std::vector<QuerySample>& queries, std::vector<SliceMaps>&
     s.value_Lw = values.narrow(0, row, s.width()).t().contiguous();
     row += s.width();
   }
+  double sum = 0;
+  for (size_t i = 0; i < queries.size(); ++i) {
+    sum += value_error(slices, out_latents[i], queries[i], weights).item<double>();
+  }
+  return sum / static_cast<double>(queries.size());
 }
 
 }  // namespace
@@ -91,8 +99,8 @@ ScoreCoordinates score_coordinates(const LayerSamples& samples, const std::vecto
   return c;
 }
 
-std::vector<SliceMaps> shared_scores(const ScoreCoordinates& c, const std::vector<QuerySample>& queries, int64_t groups,
-                                     int64_t shared) {
+Start shared_scores(const ScoreCoordinates& c, const std::vector<QuerySample>& queries, const MlaWeights& weights,
+                    int64_t groups, int64_t shared) {
   const int64_t d_latent = c.by_score_LL.size(0);
   const Tensor scores = c.by_score_LL.narrow(1, 0, shared), rest = c.by_score_LL.narrow(1, shared, d_latent - shared);
   const Tensor metric = at::matmul(at::matmul(rest.t(), c.output_metric_LL), rest);
@@ -105,8 +113,8 @@ std::vector<SliceMaps> shared_scores(const ScoreCoordinates& c, const std::vecto
     const Tensor key = at::matmul(c.whitening.root_LL, x).to(at::kFloat).contiguous();
     slices.push_back({at::matmul(c.whitening.inverse_LL, x).to(at::kFloat).contiguous(), key, key});
   }
-  fit_values(queries, slices);
-  return slices;
+  const double error = fit_values(queries, weights, slices);
+  return {std::move(slices), c.whitening, error};
 }
 
 double mean_error(const std::vector<SliceMaps>& slices, const std::vector<QuerySample>& queries,
@@ -124,9 +132,8 @@ Start best_start(const LayerSamples& samples, const std::vector<QuerySample>& qu
   const int64_t narrowest = even_share(samples.weights.dims().d_latent, groups, groups - 1).size();
   const int64_t step = std::max<int64_t>(1, narrowest / 16);
   for (int64_t shared = 0; shared < narrowest; shared += step) {
-    std::vector<SliceMaps> slices = shared_scores(coordinates, queries, groups, shared);
-    const double error = mean_error(slices, queries, samples.weights);
-    if (error < best.error) best = {std::move(slices), coordinates.whitening, error};
+    Start start = shared_scores(coordinates, queries, samples.weights, groups, shared);
+    if (start.error < best.error) best = std::move(start);
   }
   return best;
 }

@@ -26,18 +26,19 @@ ScoreCoordinates score_coordinates(const LayerSamples& samples, const std::vecto
 // Slice g has the g-th block of principal coordinates of c_kv / kv_norm. They give back the latent exactly.
 std::vector<SliceMaps> principal_blocks(const LayerSamples& samples, int64_t groups);
 
-// Every slice has the `shared` coordinates that matter most to scores; the rest of its columns are coordinates that
-// matter most to the output, dealt out; (groups - 1) * shared coordinates are given up. Value maps by least squares.
-std::vector<SliceMaps> shared_scores(const ScoreCoordinates& coordinates, const std::vector<QuerySample>& queries,
-                                     int64_t groups, int64_t shared);
-
-// Of principal blocks and shared scores, with about sixteen numbers of shared coordinates, the one whose output error
-// over the queries is smallest.
 struct Start {
   std::vector<SliceMaps> slices;
   Whitening whitening;
-  double error = 0;
+  double error = 0;  // of the output, mean over the queries
 };
+
+// Every slice has the `shared` coordinates that matter most to scores; the rest of its columns are coordinates that
+// matter most to the output, dealt out; (groups - 1) * shared coordinates are given up. Value maps by least squares.
+Start shared_scores(const ScoreCoordinates& coordinates, const std::vector<QuerySample>& queries,
+                    const MlaWeights& weights, int64_t groups, int64_t shared);
+
+// Of principal blocks and shared scores, with about sixteen numbers of shared coordinates, the one of the smallest
+// error.
 Start best_start(const LayerSamples& samples, const std::vector<QuerySample>& queries, int64_t groups);
 
 double mean_error(const std::vector<SliceMaps>& slices, const std::vector<QuerySample>& queries,

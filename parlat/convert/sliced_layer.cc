@@ -62,11 +62,16 @@ Tensor sliced_out_latent(const std::vector<SliceMaps>& slices, const QuerySample
   return at::cat(parts, 3);
 }
 
-Tensor output_error(const std::vector<SliceMaps>& slices, const QuerySample& sample, const MlaWeights& weights) {
+Tensor value_error(const std::vector<SliceMaps>& slices, const Tensor& out_latent_bHqw, const QuerySample& sample,
+                   const MlaWeights& weights) {
   std::vector<Tensor> values;
   for (const SliceMaps& s : slices) values.push_back(s.value_Lw);
-  const Tensor out_latent = at::matmul(sliced_out_latent(slices, sample), at::cat(values, 1).t());
+  const Tensor out_latent = at::matmul(out_latent_bHqw, at::cat(values, 1).t());
   return (output(weights, out_latent) - sample.out_bqD).square().mean() / sample.out_bqD.var();
+}
+
+Tensor output_error(const std::vector<SliceMaps>& slices, const QuerySample& sample, const MlaWeights& weights) {
+  return value_error(slices, sliced_out_latent(slices, sample), sample, weights);
 }
 
 }  // namespace parlat

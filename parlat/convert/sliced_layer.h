@@ -29,7 +29,11 @@ QuerySample sample_queries(const LayerSamples& samples, const SampleSize& size, 
 // The slices' weighted latents one beside the other, [b, H, q, sum of w].
 Tensor sliced_out_latent(const std::vector<SliceMaps>& slices, const QuerySample& sample);
 
-// Mean squared error of the sliced layer's output, over the exact one's variance; differentiable in the maps.
+// Mean squared error of the output that the value maps make of such weighted latents, over the exact one's variance.
+Tensor value_error(const std::vector<SliceMaps>& slices, const Tensor& out_latent_bHqw, const QuerySample& sample,
+                   const MlaWeights& weights);
+
+// The same of the sliced layer as a whole; differentiable in the maps.
 Tensor output_error(const std::vector<SliceMaps>& slices, const QuerySample& sample, const MlaWeights& weights);
 
 }  // namespace parlat
