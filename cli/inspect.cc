@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/common.h"
+#include "cli/inspect_cache.h"
 #include "parlat/base/error.h"
 #include "parlat/base/printable.h"
 #include "parlat/base/units.h"
@@ -138,7 +139,7 @@ void print_config(const ModelConfig& config) {
   fmt::print("\n");
   print_values("scales", scales(config.mla));
   fmt::print("\nignored keys: {}\n\n", list_text(config.ignored_keys));
-  std::fflush(stdout);
+  flush_stdout();
 }
 
 void print_kinds(const std::vector<TensorKind>& kinds, const std::string& dtype) {
@@ -165,6 +166,7 @@ struct Report {
   std::vector<TensorKind> kinds;
   ParameterCount parameters;
   int64_t expert_parallel = 1, rank_bytes = 0;
+  PredictedCache cache;
   std::vector<std::string> skipped;
 };
 
@@ -186,6 +188,7 @@ Report make_report(const Flags& flags) {
   // Rank 0 has the largest share.
   const Range share = even_share(experts.size(), flags.expert_parallel, 0);
   report.rank_bytes = sum_of(tensor_kinds(report.config, share, dtype), &TensorKind::bytes);
+  report.cache = predict_cache(report.config);
   return report;
 }
 
@@ -196,7 +199,10 @@ void print_report(const Report& report) {
              format_count(report.parameters.active));
   fmt::print("weights of one rank: {} in {}, experts split over {}\n",
              format_bytes(static_cast<double>(report.rank_bytes)), report.dtype, report.expert_parallel);
-  std::fflush(stdout);
+  fmt::print("\n");
+  print_table(report.cache.table);
+  fmt::print("elements a layer: bytes of {} layers in bf16; slices of equal width\n\n", report.config.n_layers);
+  flush_stdout();
 }
 
 void write_json(const CommonOptions& common, const Report& report) {
@@ -217,7 +223,8 @@ void write_json(const CommonOptions& common, const Report& report) {
       {"skipped_tensors", report.skipped},
       {"parameters", {{"total", report.parameters.total}, {"active", report.parameters.active}}},
       {"expert_parallel", report.expert_parallel},
-      {"weight_bytes_per_rank", report.rank_bytes}};
+      {"weight_bytes_per_rank", report.rank_bytes},
+      {"predicted_cache", report.cache.rows}};
   write_record(common, "inspect", config, rows);
 }
 

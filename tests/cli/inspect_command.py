@@ -33,6 +33,24 @@ class Inspect(unittest.TestCase):
         self.assertEqual(resolved["inner_norm_eps"], 1e-6)
         self.assertEqual(sum(row["bytes"] for row in record["rows"]), record["config"]["weight_bytes_per_rank"])
 
+    def test_predicts_the_cache_of_every_layout(self):
+        out = self.folder / "record.json"
+        done = inspect("--model-config", "v3", "--json", out)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = json.loads(out.read_text())["config"]["predicted_cache"]
+        key = "cache_elements_per_token_and_layer"
+        elements = {(row["layout"], row["groups"], row["ranks"]): row[key] for row in rows}
+        # Slices on as many ranks as there are groups and more; whole latents on all four rank counts.
+        self.assertEqual(len(rows), len(elements))
+        self.assertEqual(len(rows), 2 * 4 + 3 * (3 + 2 + 1))
+        for layout, want in {("mla", 1, 1): 576, ("mla", 1, 8): 576, ("gla", 2, 2): 320, ("tpla", 2, 2): 320,
+                             ("tpla", 2, 8): 320, ("tpla", 4, 4): 192, ("tpla", 8, 8): 128, ("dcp", 1, 8): 72,
+                             ("tpla-dcp", 2, 8): 80, ("tpla-dcp", 4, 8): 96}.items():
+            self.assertEqual(elements[layout], want, layout)
+        self.assertTrue(all(row["cache_bytes_per_token"] == row[key] * 61 * 2 for row in rows))
+        self.assertRegex(done.stdout, r"cache a token and rank, predicted +groups +1 rank +2 ranks +4 ranks +8 ranks\n")
+        self.assertRegex(done.stdout, r"tpla +2 +- +320: 39\.0 kB")
+
     def test_configuration_precedes_what_is_wrong_with_the_files(self):
         shutil.copytree(FIXTURE, self.folder / "model")
         weights = self.folder / "model" / "model.safetensors"
