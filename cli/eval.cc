@@ -1,4 +1,5 @@
 #include <memory>
+#include <optional>
 
 #include "cli/commands.h"
 #include "cli/decode_flags.h"
@@ -75,21 +76,32 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
   const auto spec_of = [&](const std::string& layout) {
     return listed_layout_spec(layout, flags.decode.groups, comm.size());
   };
-  // All of them can be, before the first is run.
+  std::optional<LayoutSpec> reference_spec;
+  if (flags.reference != "none") reference_spec = layout_spec(flags.reference, 0, comm.size());
+  // All of them can be, before the first is loaded.
   for (const std::string& layout : flags.layouts)
     place(spec_of(layout), config.mla.dims.n_heads, comm.size(), comm.rank());
-  std::unique_ptr<Decoder> reference;
-  if (flags.reference != "none") reference = decoder_of(layout_spec(flags.reference, 0, comm.size()));
   std::vector<Row> rows;
+  std::vector<std::unique_ptr<Decoder>> decoders;
+  std::vector<Decoder*> evaluated;
+  Decoder* reference = nullptr;
   for (const std::string& layout : flags.layouts) {
-    const LayoutSpec spec = spec_of(layout);
-    const std::unique_ptr<Decoder> decoder = decoder_of(spec);
-    Progress progress("eval " + layout, static_cast<int64_t>(text.windows.size()), "windows",
-                      flags.decode.common.quiet || comm.rank() != 0);
-    const Evaluation sums = evaluate(*decoder, reference.get(), text.windows, text.from, text.options,
-                                     [&](int64_t done) { progress.update(done); });
-    rows.push_back({.layout = spec, .sums = sums, .cache_bytes_per_token = decoder->cache_bytes_per_token()});
+    rows.push_back({.layout = spec_of(layout), .sums = {}});
+    decoders.push_back(decoder_of(rows.back().layout));
+    evaluated.push_back(decoders.back().get());
+    rows.back().cache_bytes_per_token = evaluated.back()->cache_bytes_per_token();
+    // The reference runs once, whether or not it is one of the layouts.
+    if (layout == flags.reference && rows.back().layout.groups == reference_spec->groups) reference = evaluated.back();
   }
+  if (reference == nullptr && reference_spec) {
+    decoders.push_back(decoder_of(*reference_spec));
+    reference = decoders.back().get();
+  }
+  Progress progress("eval", static_cast<int64_t>(text.windows.size()), "windows",
+                    flags.decode.common.quiet || comm.rank() != 0);
+  const std::vector<Evaluation> sums = evaluate(evaluated, reference, text.windows, text.from, text.options,
+                                                [&](int64_t done) { progress.update(done); });
+  for (size_t i = 0; i < rows.size(); ++i) rows[i].sums = sums[i];
   return rows;
 }
 

@@ -25,17 +25,15 @@ class Slot {
   int64_t slot_;
 };
 
-Evaluation compare_window(const Tensor& logits_nV, const Tensor* reference_nV, const std::vector<int64_t>& targets) {
-  const Tensor target_n = at::tensor(targets, at::kLong);
-  const Tensor log_p = at::log_softmax(logits_nV.to(at::kDouble), 1);
-  const Tensor best_n = logits_nV.argmax(1);
-  Evaluation sums{.tokens = static_cast<int64_t>(targets.size()),
-                  .loss = -log_p.gather(1, target_n.unsqueeze(1)).sum().item<double>(),
+// Of log-probabilities in fp64; log_r undefined: no reference.
+Evaluation compare_window(const Tensor& log_p_nV, const Tensor& log_r_nV, const Tensor& target_n) {
+  const Tensor best_n = log_p_nV.argmax(1);
+  Evaluation sums{.tokens = target_n.numel(),
+                  .loss = -log_p_nV.gather(1, target_n.unsqueeze(1)).sum().item<double>(),
                   .correct = best_n.eq(target_n).sum().item<int64_t>()};
-  if (reference_nV != nullptr) {
-    const Tensor log_r = at::log_softmax(reference_nV->to(at::kDouble), 1);
-    sums.kl = (log_r.exp() * (log_r - log_p)).sum().item<double>();
-    sums.agreed = best_n.eq(reference_nV->argmax(1)).sum().item<int64_t>();
+  if (log_r_nV.defined()) {
+    sums.kl = (log_r_nV.exp() * (log_r_nV - log_p_nV)).sum().item<double>();
+    sums.agreed = best_n.eq(log_r_nV.argmax(1)).sum().item<int64_t>();
   }
   return sums;
 }
@@ -92,29 +90,33 @@ Tensor window_logits(Decoder& decoder, const std::vector<int64_t>& window, int64
   return decoder.logits(all_nD.narrow(0, from - 1, length - from + 1));
 }
 
-Evaluation evaluate(Decoder& decoder, Decoder* reference, const std::vector<std::vector<int64_t>>& windows,
-                    int64_t from, const EvaluationOptions& options, const std::function<void(int64_t)>& progress) {
-  Evaluation total;
-  int64_t done = 0;
+std::vector<Evaluation> evaluate(const std::vector<Decoder*>& decoders, Decoder* reference,
+                                 const std::vector<std::vector<int64_t>>& windows, int64_t from,
+                                 const EvaluationOptions& options, const std::function<void(int64_t)>& progress) {
+  std::vector<Evaluation> totals(decoders.size());
+  int64_t done = 0, tokens = 0;
   for (const std::vector<int64_t>& window : windows) {
     std::vector<int64_t> targets(window.begin() + from, window.end());
     if (options.max_tokens > 0) {
-      const int64_t left = options.max_tokens - total.tokens;
+      const int64_t left = options.max_tokens - tokens;
       if (left <= 0) break;
       targets.resize(std::min<int64_t>(targets.size(), left));
     }
-    const int64_t count = static_cast<int64_t>(targets.size());
-    const Tensor logits_nV = window_logits(decoder, window, from, options).narrow(0, 0, count);
-    if (reference != nullptr) {
-      const Tensor reference_nV = window_logits(*reference, window, from, options).narrow(0, 0, count);
-      total.add(compare_window(logits_nV, &reference_nV, targets));
-    } else {
-      total.add(compare_window(logits_nV, nullptr, targets));
+    const Tensor target_n = at::tensor(targets, at::kLong);
+    const auto log_probabilities = [&](Decoder& decoder) {
+      const Tensor logits_nV = window_logits(decoder, window, from, options).narrow(0, 0, target_n.numel());
+      return at::log_softmax(logits_nV.to(at::kDouble), 1);
+    };
+    const Tensor log_r_nV = reference != nullptr ? log_probabilities(*reference) : Tensor();
+    for (size_t i = 0; i < decoders.size(); ++i) {
+      const Tensor log_p_nV = decoders[i] == reference ? log_r_nV : log_probabilities(*decoders[i]);
+      totals[i].add(compare_window(log_p_nV, log_r_nV, target_n));
+      if (!std::isfinite(totals[i].loss)) throw ConfigError("logits of window {}: expected numbers, got NaN", done);
     }
-    if (!std::isfinite(total.loss)) throw ConfigError("logits of window {}: expected numbers, got NaN", done);
+    tokens += target_n.numel();
     progress(++done);
   }
-  return total;
+  return totals;
 }
 
 }  // namespace parlat

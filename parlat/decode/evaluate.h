@@ -41,9 +41,11 @@ std::vector<std::vector<int64_t>> copied_windows(const std::vector<int64_t>& tok
 Tensor window_logits(Decoder& decoder, const std::vector<int64_t>& window, int64_t from,
                      const EvaluationOptions& options);
 
-// Collective. Evaluates a layout on windows from token `from` (1 or later) on, against a reference decoder if there is
-// one. `progress` hears of the windows done.
-Evaluation evaluate(Decoder& decoder, Decoder* reference, const std::vector<std::vector<int64_t>>& windows,
-                    int64_t from, const EvaluationOptions& options, const std::function<void(int64_t)>& progress);
+// Collective. Evaluates layouts on windows from token `from` (1 or later) on, against a reference if there is one,
+// which may be one of them. Window by window, so that each runs once and no more than two windows' log-probabilities
+// exist. `progress` hears of the windows done.
+std::vector<Evaluation> evaluate(const std::vector<Decoder*>& decoders, Decoder* reference,
+                                 const std::vector<std::vector<int64_t>>& windows, int64_t from,
+                                 const EvaluationOptions& options, const std::function<void(int64_t)>& progress);
 
 }  // namespace parlat
