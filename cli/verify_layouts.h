@@ -15,8 +15,8 @@ struct VerifiedLayouts {
   bool ok = true;
 };
 
-// Every decode layout that the rank counts allow, with 2, 4 and 8 groups, on the first two layers of a checkpoint,
-// against its definition in fp64.
+// Every decode layout on every rank count, sliced ones with every number of groups that divides the ranks, on the first
+// two layers of a checkpoint, against its definition in fp64. The table also says what one rank cannot have.
 VerifiedLayouts verify_layouts(const CommonOptions& common, const std::filesystem::path& model, double inner_norm_eps);
 
 }  // namespace parlat
