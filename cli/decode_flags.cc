@@ -2,6 +2,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
+#include "parlat/decode/cache_size.h"
 
 namespace parlat {
 
@@ -45,6 +46,7 @@ std::unique_ptr<Decoder> make_decoder(const DecodeFlags& flags, const ModelConfi
       throw ConfigError("dtype: expected fp32 or bf16 for decoding, got {}", name(given));
     }
   }
+  require_cache_memory(config, layout, cache_tokens, cache_dtype, comm);
   const ModelSource source{.directory = flags.model, .slices = flags.slices, .seed = flags.common.seed};
   const bool own_slices = layout.groups > 1 && layout.layout != DecodeLayout::kGla && flags.slices.empty();
   std::error_code ignored;

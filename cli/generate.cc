@@ -8,10 +8,12 @@
 #include "cli/decode_flags.h"
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
+#include "parlat/config/json_fields.h"
 #include "parlat/decode/engine.h"
 #include "parlat/decode/handoff.h"
 #include "parlat/io/files.h"
 #include "parlat/io/tokenizer.h"
+#include "parlat/io/utf8.h"
 
 namespace parlat {
 
@@ -28,27 +30,41 @@ struct Flags {
 };
 
 // From config.json and generation_config.json: one token or several.
-void add_end_tokens(const nlohmann::json& config, std::vector<int64_t>& tokens) {
-  const auto found = config.find("eos_token_id");
-  if (found == config.end()) return;
+void add_end_tokens(const nlohmann::json& config, const std::string& file, int64_t vocab_size,
+                    std::vector<int64_t>& tokens) {
+  JsonFields fields(config, file + ": ");
+  const nlohmann::json* const found = fields.find("eos_token_id");
+  if (found == nullptr) return;
   for (const nlohmann::json& token : found->is_array() ? *found : nlohmann::json::array({*found})) {
-    if (token.is_number_integer()) tokens.push_back(token.get<int64_t>());
+    if (!token.is_number_integer() || token < 0 || token >= vocab_size) {
+      fields.refuse("eos_token_id", fmt::format("null or tokens from 0 to {}", vocab_size - 1));
+    }
+    tokens.push_back(token.get<int64_t>());
   }
 }
 
 std::vector<int64_t> end_tokens(const Flags& flags, const ModelConfig& config) {
   std::vector<int64_t> tokens;
   if (flags.ignore_end) return tokens;
-  add_end_tokens(config.hf, tokens);
+  add_end_tokens(config.hf, config.name, config.vocab_size, tokens);
   const std::filesystem::path generation = flags.decode.model / "generation_config.json";
   std::error_code ignored;
   if (std::filesystem::exists(generation, ignored)) {
-    if (const nlohmann::json json = read_json(generation); json.is_object()) add_end_tokens(json, tokens);
+    if (const nlohmann::json json = read_json(generation); json.is_object()) {
+      add_end_tokens(json, generation.string(), config.vocab_size, tokens);
+    }
   }
   return tokens;
 }
 
-std::vector<Request> make_requests(const Flags& flags, const ModelConfig& config, const Tokenizer& tokenizer) {
+std::vector<Request> make_requests(const Flags& flags, const std::vector<int64_t>& stop_tokens,
+                                   const Tokenizer& tokenizer) {
+  for (const std::string& prompt : flags.prompts) {
+    if (const auto offset = find_invalid_utf8(prompt)) {
+      throw ConfigError("prompt: expected UTF-8 text, got byte 0x{:02x} at offset {}",
+                        static_cast<unsigned char>(prompt[*offset]), *offset);
+    }
+  }
   std::vector<std::string> prompts = flags.prompts;
   if (!flags.prompt_file.empty()) prompts.push_back(read_text(flags.prompt_file));
   if (prompts.empty()) throw ConfigError("prompt: expected --prompt or --prompt-file");
@@ -61,7 +77,7 @@ std::vector<Request> make_requests(const Flags& flags, const ModelConfig& config
     // A model needs something to go on from; without a first token of its own, the end of a document is where texts
     // begin.
     if (request.prompt.empty()) request.prompt = {tokenizer.end_of_document()};
-    request.stop_tokens = end_tokens(flags, config);
+    request.stop_tokens = stop_tokens;
     request.sampling.seed = flags.decode.common.seed + requests.size();
     requests.push_back(std::move(request));
   }
@@ -101,7 +117,7 @@ class Printer {
  private:
   static void print(const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
+    flush_stdout();
   }
 
   void finish(const Emission& emission) {
@@ -188,8 +204,9 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
 
 void run_generate(const Flags& flags) {
   const ModelConfig config = load_model_config(flags.decode.model);
+  const std::vector<int64_t> stop_tokens = end_tokens(flags, config);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.decode.model);
-  const std::vector<Request> requests = make_requests(flags, config, *tokenizer);
+  const std::vector<Request> requests = make_requests(flags, stop_tokens, *tokenizer);
   with_ranks(flags.decode.common, [&](Communicator& world) { generate(flags, config, *tokenizer, requests, world); });
 }
 
@@ -201,7 +218,9 @@ void add_generate(CLI::App& app) {
   add_decode_flags(*command, flags->decode);
   command->add_option("--prompt", flags->prompts, "text to go on from; several make a batch")->take_all();
   command->add_option("--prompt-file", flags->prompt_file, "UTF-8 text to go on from");
-  command->add_option("--new-tokens", flags->request.max_new_tokens, "at most")->capture_default_str();
+  command->add_option("--new-tokens", flags->request.max_new_tokens, "at most")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->capture_default_str();
   Sampling& sampling = flags->request.sampling;
   command->add_option("--temperature", sampling.temperature, "0: greedy")->capture_default_str();
   command->add_option("--top-k", sampling.top_k, "draw from the k likeliest (0: all)")->capture_default_str();

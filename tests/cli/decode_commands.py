@@ -82,16 +82,11 @@ class Commands(unittest.TestCase):
         self.run_program(command, *arguments, "--json", record, "--quiet")
         return json.loads(record.read_text())["rows"]
 
-    def greedy(self, model, prompt, count):
-        ids, out = torch.tensor([prompt]), []
-        cache = None
+    def greedy(self, model, prompt, tokens):
+        """What transformers would write after the prompt and each of the tokens; the tokens, if they are its own."""
         with torch.no_grad():
-            for _ in range(count):
-                step = model(ids, past_key_values=cache, use_cache=True)
-                cache = step.past_key_values
-                out.append(int(step.logits[0, -1].argmax()))
-                ids = torch.tensor([[out[-1]]])
-        return out
+            logits = model(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
+        return logits.argmax(-1).tolist()
 
     def expect_same_tokens(self, path, model, prompts, count, runs):
         given = [argument for prompt in prompts for argument in ("--prompt", prompt)]
@@ -99,8 +94,9 @@ class Commands(unittest.TestCase):
         for layout, ranks in runs:
             rows = self.rows("generate", "--model", path, *given, "--new-tokens", count, "--ignore-end", "--layout",
                              layout, "--ranks", f"local:{ranks}")
-            want = want or [self.greedy(model, row["prompt_tokens"], count) for row in rows]
+            want = want or [self.greedy(model, row["prompt_tokens"], row["tokens"]) for row in rows]
             for row, tokens in zip(rows, want, strict=True):
+                self.assertEqual(len(row["tokens"]), count)
                 self.assertEqual(row["tokens"], tokens, f"{path.name}, {layout} on {ranks}, request {row['request']}")
 
     def test_greedy_tokens_are_those_of_transformers(self):
@@ -110,16 +106,17 @@ class Commands(unittest.TestCase):
             self.expect_same_tokens(path, model, prompts[1:2], 60, [("mla", 1), ("dcp", 8)])
             self.expect_same_tokens(path, model, prompts, 40, [("mla", 2), ("mla", 3), ("dcp", 4)])
 
-    def test_trained_models_write_as_in_transformers(self):
-        for path, prompts in [(SMALL, ["def main(", "import os\n", "    return self.", "x", "class Parser:\n"]),
-                              (NOVEL, ["It was", "My father's family name being Pirrip, and my Christian name Philip, my",
-                                       "Chapter 1\n\n", "said Joe", "The marshes"])]:
-            if not path.exists():
-                continue  # no shared/models beside the checkout
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-            self.expect_same_tokens(path, model, prompts[1:2], 200,
-                                    [("mla", 1), ("mla", 2), ("mla", 3), ("mla", 4), ("mla", 8), ("dcp", 2), ("dcp", 3)])
-            self.expect_same_tokens(path, model, prompts, 200, [("mla", 1), ("dcp", 4), ("dcp", 8)])
+    def test_a_trained_model_writes_as_in_transformers(self):
+        # Two would prove the same of the layouts twice: the larger one where shared/models lies beside the checkout.
+        if NOVEL.exists():
+            path, prompts = NOVEL, ["It was", "My father's family name being Pirrip, and my Christian name Philip, my",
+                                    "Chapter 1\n\n", "said Joe", "The marshes"]
+        else:
+            path, prompts = SMALL, ["def main(", "import os\n", "    return self.", "x", "class Parser:\n"]
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.expect_same_tokens(path, model, prompts[1:2], 200,
+                                [("mla", 1), ("mla", 2), ("mla", 3), ("mla", 4), ("mla", 8), ("dcp", 2), ("dcp", 3)])
+        self.expect_same_tokens(path, model, prompts, 200, [("mla", 1), ("dcp", 4), ("dcp", 8)])
 
     def test_perplexity_is_that_of_transformers(self):
         for path, text, size in [(SMALL, pathlib.Path(__file__), 128), (NOVEL, TEXTS / "great-expectations.txt", 512)]:
@@ -158,19 +155,20 @@ class Commands(unittest.TestCase):
     def test_balanced_slices_lose_least(self):
         stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
         calibration = [stdlib / "argparse.py", stdlib / "tarfile.py"]
-        for groups in (2, 4):
-            kl = {}
-            for transform in ("hadamard", "pca", "balanced"):
-                out = self.folder / f"{transform}-{groups}"
-                self.run_program("convert", "--model", SMALL, "--out", out, "--transform", transform, "--groups", groups,
-                                 "--calibration", *calibration, "--calibration-tokens", 8192, "--sequence", 256,
-                                 "--fit-steps", 60)
-                kl[transform] = self.rows("eval", "--model", out, "--data", stdlib / "ast.py", "--layout", "tpla",
-                                          "--ranks", f"local:{groups}", "--sequence", 256, "--tokens", 1500)[0]["kl"]
-            kl["gla"] = self.rows("eval", "--model", SMALL, "--data", stdlib / "ast.py", "--layout", "gla", "--ranks",
-                                  f"local:{groups}", "--sequence", 256, "--tokens", 1500)[0]["kl"]
-            self.assertLess(kl["balanced"], 0.5 * kl["pca"], kl)
-            self.assertLess(max(kl["pca"], kl["hadamard"]), kl["gla"], kl)
+        kl = {2: {}, 4: {}}
+        for transform in ("hadamard", "pca", "balanced"):
+            out = self.folder / transform
+            self.run_program("convert", "--model", SMALL, "--out", out, "--transform", transform, "--groups", "2,4",
+                             "--calibration", *calibration, "--calibration-tokens", 4096, "--sequence", 256,
+                             "--fit-steps", 30)
+            layouts = "tpla,gla" if transform == "balanced" else "tpla"  # gla: of the model as it is
+            for groups in kl:
+                for row in self.rows("eval", "--model", out, "--data", stdlib / "ast.py", "--layouts", layouts, "--ranks",
+                                     f"local:{groups}", "--sequence", 256, "--tokens", 1500):
+                    kl[groups][transform if row["layout"] == "tpla" else "gla"] = row["kl"]
+        for of_groups in kl.values():
+            self.assertLess(of_groups["balanced"], 0.5 * of_groups["pca"], kl)
+            self.assertLess(max(of_groups["pca"], of_groups["hadamard"]), of_groups["gla"], kl)
 
     def test_sampling_repeats_and_follows_the_seed(self):
         path, _ = self.family("v3")
@@ -229,8 +227,20 @@ class Commands(unittest.TestCase):
         foreign = self.folder / "other/slices-2.safetensors"
         empty = self.folder / "empty.txt"
         empty.write_text("")
+        wanted_ends = "eos_token_id: expected null or tokens from 0 to 299"
+        ends = {}
+        for name, token in [("outside", 300), ("text", "</s>"), ("list", [1, -1])]:
+            ends[name] = self.folder / f"end-{name}"
+            shutil.copytree(path, ends[name])
+            file = ends[name] / ("generation_config.json" if name == "list" else "config.json")
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": token}))
+        endless = self.folder / "endless"
+        shutil.copytree(path, endless)
+        config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 10**12}
+        (endless / "config.json").write_text(json.dumps(config))
         generate = ["generate", "--prompt", "x", "--new-tokens", 3, "--model"]
         evaluate = ["eval", "--data", __file__, "--model", path]
+        convert = ["convert", "--model", path, "--calibration", __file__, "--sequence", 64, "--out"]
         for code, words, arguments in [
             (2, "expected one of mla, gla, tpla, dcp, tpla-dcp, got 'mlp'", [*generate, path, "--layout", "mlp"]),
             (2, "groups that divide the 3 ranks, got 2", [*generate, path, "--layout", "tpla", "--groups", 2, "--ranks",
@@ -240,6 +250,16 @@ class Commands(unittest.TestCase):
             (2, "expected fp32 or bf16", [*generate, path, "--dtype", "fp16"]),
             (2, "temperature", [*generate, path, "--temperature", "-1"]),
             (2, "fewer tokens than the context of 512", ["generate", "--model", path, "--prompt", "x" * 600]),
+            (2, "prompt: expected UTF-8 text, got byte 0xff at offset 1",
+             ["generate", "--model", path, "--prompt", os.fsdecode(b"x\xff")]),
+            (2, f"/config.json: {wanted_ends}, got 300", [*generate, ends["outside"]]),
+            (2, f'/config.json: {wanted_ends}, got "</s>"', [*generate, ends["text"]]),
+            (2, f"/generation_config.json: {wanted_ends}, got [1,-1]", [*generate, ends["list"]]),
+            (2, "cache: expected at most this machine's memory of",
+             ["generate", "--model", endless, "--prompt", "x", "--new-tokens", 10**12]),
+            (2, "cache: expected at most this machine's memory of",
+             ["bench", "decode", "--model-config", "tiny", "--context", 10**9, "--batch", 1000]),
+            (2, "new-tokens", ["generate", "--model", path, "--prompt", "x", "--new-tokens", -1]),
             (3, "tokenizer.json", [*generate, no_tokenizer]),
             (3, "model.safetensors", [*generate, broken]),
             (3, "nowhere", [*generate, self.folder / "nowhere"]),
@@ -251,12 +271,41 @@ class Commands(unittest.TestCase):
             (2, "got 'mlp'", [*evaluate, "--layouts", "mla,mlp", "--sequence", 64]),
             (3, "of another model", ["eval", "--data", __file__, "--model", SMALL, "--layout", "tpla", "--ranks",
                                      "local:2", "--sequence", 64, "--slices", foreign]),
-            (2, "expected one of hadamard, pca, balanced", ["convert", "--model", path, "--out", self.folder / "o",
-                                                            "--transform", "x", "--calibration", __file__]),
+            (2, "expected one of hadamard, pca, balanced", [*convert, self.folder / "o", "--transform", "x"]),
+            (2, "every number once, got 2 2 times", [*convert, self.folder / "o", "--groups", "2,2"]),
+            (3, "/proc/slices-2.safetensors: cannot be created", [*convert, "/proc"]),
         ]:
             done = self.run_program(*arguments, "--quiet", code=code)
             self.assertRegex(done.stderr, "^(parlat: warning: [^\n]*\n)*parlat: error: [^\n]*\n$")
             self.assertIn(words, done.stderr)
+
+    def test_text_that_cannot_be_printed(self):
+        path, _ = self.family("v3")
+        with open("/dev/full", "w") as full:
+            for more in ([], ["--prompt", "y"], ["--ranks", "local:2"]):
+                command = [PROGRAM, "generate", "--model", path, "--prompt", "x", "--new-tokens", "3", "--quiet", *more]
+                failed = subprocess.run([*map(str, command)], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+                self.assertEqual((failed.returncode, failed.stderr),
+                                 (3, "parlat: error: stdout: cannot be written: No space left on device\n"))
+
+    def test_layouts_take_what_inspect_predicts_and_verify_checks_them_on_any_ranks(self):
+        path, _ = self.family("v3")
+        record = self.folder / "inspect.json"
+        self.run_program("inspect", "--model", path, "--json", record)
+        predicted = {(row["layout"], row["groups"], row["ranks"]): row["cache_bytes_per_token"]
+                     for row in json.loads(record.read_text())["config"]["predicted_cache"]}
+        for row in self.rows("eval", "--model", path, "--data", __file__, "--layouts", "mla,gla,tpla,dcp,tpla-dcp",
+                             "--groups", 2, "--ranks", "local:4", "--cache-dtype", "bf16", "--sequence", 32, "--tokens", 31):
+            self.assertEqual(row["cache_bytes_per_token"], predicted[row["layout"], row["groups"], 4])
+
+        verify = ["verify", "--model", path, "--sequence", 8, "--batch", 1, "--documents", 1, "--ranks"]
+        rows = self.rows(*verify, "local:3")
+        layouts = [(row["layout"], row["groups"], row["ok"]) for row in rows if "layout" in row]
+        self.assertEqual(layouts, [("mla", 1, True), ("gla", 3, True), ("tpla", 3, True), ("dcp", 1, True),
+                                   ("tpla-dcp", 3, True)])
+        done = self.run_program(*verify, "local:1")
+        for layout in ("gla", "tpla", "tpla-dcp"):
+            self.assertRegex(done.stdout, rf"{layout} +- +1 +- +- +left out: slices need 2 ranks\n")
 
     def test_an_empty_prompt_and_the_end_of_the_context_are_no_accidents(self):
         path, model = self.family("v2")
