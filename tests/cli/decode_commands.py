@@ -159,7 +159,7 @@ class Commands(unittest.TestCase):
         for transform in ("hadamard", "pca", "balanced"):
             out = self.folder / transform
             self.run_program("convert", "--model", SMALL, "--out", out, "--transform", transform, "--groups", "2,4",
-                             "--calibration", *calibration, "--calibration-tokens", 4096, "--sequence", 256,
+                             "--calibration", *calibration, "--calibration-tokens", 4096, "--sequence", 128,
                              "--fit-steps", 30)
             layouts = "tpla,gla" if transform == "balanced" else "tpla"  # gla: of the model as it is
             for groups in kl:
@@ -213,6 +213,12 @@ class Commands(unittest.TestCase):
         self.assertTrue(first + out)
         self.assertNotEqual(run.returncode, 0)
 
+    def expect_refusals(self, requests):
+        for code, words, arguments in requests:
+            done = self.run_program(*arguments, "--quiet", code=code)
+            self.assertRegex(done.stderr, "^(parlat: warning: [^\n]*\n)*parlat: error: [^\n]*\n$")
+            self.assertIn(words, done.stderr)
+
     def test_bad_requests_get_one_line(self):
         path, _ = self.family("v3")
         broken = self.folder / "broken"
@@ -227,21 +233,10 @@ class Commands(unittest.TestCase):
         foreign = self.folder / "other/slices-2.safetensors"
         empty = self.folder / "empty.txt"
         empty.write_text("")
-        wanted_ends = "eos_token_id: expected null or tokens from 0 to 299"
-        ends = {}
-        for name, token in [("outside", 300), ("text", "</s>"), ("list", [1, -1])]:
-            ends[name] = self.folder / f"end-{name}"
-            shutil.copytree(path, ends[name])
-            file = ends[name] / ("generation_config.json" if name == "list" else "config.json")
-            file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": token}))
-        endless = self.folder / "endless"
-        shutil.copytree(path, endless)
-        config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 10**12}
-        (endless / "config.json").write_text(json.dumps(config))
         generate = ["generate", "--prompt", "x", "--new-tokens", 3, "--model"]
         evaluate = ["eval", "--data", __file__, "--model", path]
         convert = ["convert", "--model", path, "--calibration", __file__, "--sequence", 64, "--out"]
-        for code, words, arguments in [
+        self.expect_refusals([
             (2, "expected one of mla, gla, tpla, dcp, tpla-dcp, got 'mlp'", [*generate, path, "--layout", "mlp"]),
             (2, "groups that divide the 3 ranks, got 2", [*generate, path, "--layout", "tpla", "--groups", 2, "--ranks",
                                                           "local:3"]),
@@ -250,16 +245,6 @@ class Commands(unittest.TestCase):
             (2, "expected fp32 or bf16", [*generate, path, "--dtype", "fp16"]),
             (2, "temperature", [*generate, path, "--temperature", "-1"]),
             (2, "fewer tokens than the context of 512", ["generate", "--model", path, "--prompt", "x" * 600]),
-            (2, "prompt: expected UTF-8 text, got byte 0xff at offset 1",
-             ["generate", "--model", path, "--prompt", os.fsdecode(b"x\xff")]),
-            (2, f"/config.json: {wanted_ends}, got 300", [*generate, ends["outside"]]),
-            (2, f'/config.json: {wanted_ends}, got "</s>"', [*generate, ends["text"]]),
-            (2, f"/generation_config.json: {wanted_ends}, got [1,-1]", [*generate, ends["list"]]),
-            (2, "cache: expected at most this machine's memory of",
-             ["generate", "--model", endless, "--prompt", "x", "--new-tokens", 10**12]),
-            (2, "cache: expected at most this machine's memory of",
-             ["bench", "decode", "--model-config", "tiny", "--context", 10**9, "--batch", 1000]),
-            (2, "new-tokens", ["generate", "--model", path, "--prompt", "x", "--new-tokens", -1]),
             (3, "tokenizer.json", [*generate, no_tokenizer]),
             (3, "model.safetensors", [*generate, broken]),
             (3, "nowhere", [*generate, self.folder / "nowhere"]),
@@ -274,10 +259,34 @@ class Commands(unittest.TestCase):
             (2, "expected one of hadamard, pca, balanced", [*convert, self.folder / "o", "--transform", "x"]),
             (2, "every number once, got 2 2 times", [*convert, self.folder / "o", "--groups", "2,2"]),
             (3, "/proc/slices-2.safetensors: cannot be created", [*convert, "/proc"]),
-        ]:
-            done = self.run_program(*arguments, "--quiet", code=code)
-            self.assertRegex(done.stderr, "^(parlat: warning: [^\n]*\n)*parlat: error: [^\n]*\n$")
-            self.assertIn(words, done.stderr)
+        ])
+
+    def test_what_model_or_machine_cannot_do_gets_one_line(self):
+        path, _ = self.family("v3")
+        wanted_ends = "eos_token_id: expected null or tokens from 0 to 299"
+        ends = {}
+        for name, token in [("outside", 300), ("text", "</s>"), ("list", [1, -1])]:
+            ends[name] = self.folder / f"end-{name}"
+            shutil.copytree(path, ends[name])
+            file = ends[name] / ("generation_config.json" if name == "list" else "config.json")
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": token}))
+        endless = self.folder / "endless"
+        shutil.copytree(path, endless)
+        config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 10**12}
+        (endless / "config.json").write_text(json.dumps(config))
+        generate = ["generate", "--prompt", "x", "--new-tokens", 3, "--model"]
+        self.expect_refusals([
+            (2, "prompt: expected UTF-8 text, got byte 0xff at offset 1",
+             ["generate", "--model", path, "--prompt", os.fsdecode(b"x\xff")]),
+            (2, f"/config.json: {wanted_ends}, got 300", [*generate, ends["outside"]]),
+            (2, f'/config.json: {wanted_ends}, got "</s>"', [*generate, ends["text"]]),
+            (2, f"/generation_config.json: {wanted_ends}, got [1,-1]", [*generate, ends["list"]]),
+            (2, "cache: expected at most this machine's memory of",
+             ["generate", "--model", endless, "--prompt", "x", "--new-tokens", 10**12]),
+            (2, "cache: expected at most this machine's memory of",
+             ["bench", "decode", "--model-config", "tiny", "--context", 10**9, "--batch", 1000]),
+            (2, "new-tokens", ["generate", "--model", path, "--prompt", "x", "--new-tokens", -1]),
+        ])
 
     def test_text_that_cannot_be_printed(self):
         path, _ = self.family("v3")
