@@ -24,8 +24,9 @@ void require_cache_memory(const ModelConfig& config, const LayoutSpec& layout, i
                         static_cast<double>(config.n_layers) * static_cast<double>(c10::elementSize(dtype)) *
                         static_cast<double>(tokens) * ranks_here;
   if (wanted <= memory) return;
-  throw ConfigError("cache: expected at most this machine's memory of {}, got {} for {} tokens on {} ranks",
-                    format_bytes(memory), format_bytes(wanted), format_count(tokens), ranks_here);
+  throw ConfigError("cache: expected at most this machine's memory of {}, got {} for {} tokens on {} rank{}",
+                    format_bytes(memory), format_bytes(wanted), format_count(tokens), ranks_here,
+                    ranks_here > 1 ? "s" : "");
 }
 
 }  // namespace parlat
