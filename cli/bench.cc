@@ -1,6 +1,7 @@
 #include <cmath>
 #include <memory>
 
+#include "cli/attention_flags.h"
 #include "cli/commands.h"
 #include "cli/ranks.h"
 #include "parlat/base/progress.h"
@@ -12,8 +13,9 @@ namespace parlat {
 
 namespace {
 
-struct AttentionFlags {
+struct LayerFlags {
   CommonOptions common;
+  AttentionFlags attention;
   std::string model_config = "v2-lite";
   std::vector<std::string> forms;
   std::vector<int64_t> sequences = {2048}, heads;
@@ -24,14 +26,17 @@ struct AttentionFlags {
   int repeats = 5;
 };
 
-AttentionBenchOptions attention_options(const AttentionFlags& flags) {
+AttentionBenchOptions attention_options(const LayerFlags& flags) {
   AttentionBenchOptions options;
   load_in_every_process(flags.common,
                         [&] { options.spec = load_model_config(flags.model_config, flags.inner_norm_eps).mla; });
   if (options.heads = flags.heads; options.heads.empty()) options.heads = {options.spec.dims.n_heads};
   if (flags.d_model > 0) options.spec.dims.d_model = flags.d_model;
-  if (!flags.forms.empty()) options.forms.clear();
-  for (const std::string& form : flags.forms) options.forms.push_back(parse_train_form(form));
+  options.attention = parse(flags.attention);
+  options.forms = parse_forms(flags.forms, options.spec.dims.d_q_latent.has_value());
+  if (flags.forms.empty() && options.attention.kernel == AttentionKernel::kEager) {
+    std::erase(options.forms, TrainForm::kRing);
+  }
   options.sequences = flags.sequences;
   options.sharding = parse_sharding(flags.sharding);
   options.batch = flags.batch;
@@ -43,7 +48,7 @@ AttentionBenchOptions attention_options(const AttentionFlags& flags) {
   return options;
 }
 
-nlohmann::json attention_config(const AttentionFlags& flags, const AttentionBenchOptions& options) {
+nlohmann::json attention_config(const LayerFlags& flags, const AttentionBenchOptions& options) {
   const MlaDims& d = options.spec.dims;
   nlohmann::json json = {{"model_config", flags.model_config},
                          {"ranks", flags.common.ranks},
@@ -65,13 +70,17 @@ void check_grid(const std::vector<CommonOptions>& rank_counts, const AttentionBe
   for (const CommonOptions& common : rank_counts) {
     const int ranks = count_ranks(common);
     for (const TrainForm form : options.forms) {
-      for (const int64_t heads : options.heads) validate_head_split(form, ranks, heads);
+      for (const int64_t heads : options.heads) {
+        validate_form(form, ranks, heads, options.spec.dims.d_q_latent.has_value(), options.attention);
+      }
     }
   }
 }
 
-std::vector<std::string> table_row(const AttentionBenchRow& row, const std::string& dtype) {
+std::vector<std::string> table_row(const AttentionBenchRow& row, const AttentionOptions& attention,
+                                   const std::string& dtype) {
   return {std::string(name(row.form)),
+          std::string(name(attention.kernel)),
           fmt::format("{}", row.ranks),
           fmt::format("{}", row.heads),
           fmt::format("{}", row.sequence),
@@ -89,7 +98,7 @@ std::vector<std::string> table_row(const AttentionBenchRow& row, const std::stri
           row.check.ok ? "ok" : "FAILED"};
 }
 
-void run_attention(const AttentionFlags& flags) {
+void run_attention(const LayerFlags& flags) {
   AttentionBenchOptions options = attention_options(flags);
   std::vector<at::ScalarType> dtypes;
   for (const std::string& dtype : CLI::detail::split(flags.common.dtype, ',')) {
@@ -102,8 +111,8 @@ void run_attention(const AttentionFlags& flags) {
   Progress progress("attention", static_cast<int64_t>(combinations), "shapes", flags.common.quiet || !prints);
   int64_t done = 0;
 
-  std::vector<std::vector<std::string>> table = {{"form", "ranks", "heads", "S", "dtype", "ms min", "median", "p90",
-                                                  "tokens/s", "sent fwd", "sent", "paper fwd", "peak", "error",
+  std::vector<std::vector<std::string>> table = {{"form", "kernel", "ranks", "heads", "S", "dtype", "ms min", "median",
+                                                  "p90", "tokens/s", "sent fwd", "sent", "paper fwd", "peak", "error",
                                                   "allowed", ""}};
   nlohmann::json rows = nlohmann::json::array();
   bool all_ok = true;
@@ -115,7 +124,7 @@ void run_attention(const AttentionFlags& flags) {
         progress.update(done++, fmt::format("{}, {}, {}", common.ranks, name(dtype), what));
       };
       for (const AttentionBenchRow& row : bench_attention(options, run_ranks, observe)) {
-        table.push_back(table_row(row, std::string(name(dtype))));
+        table.push_back(table_row(row, options.attention, std::string(name(dtype))));
         rows.push_back(to_json(row, options));
         all_ok = all_ok && row.check.ok;
       }
@@ -133,13 +142,14 @@ void add_attention(CLI::App& bench) {
   const CLI::Range count(int64_t{1}, int64_t{1} << 30);
   CLI::App* const command = bench.add_subcommand(
       "attention", "one MLA block in every form: verified against the fp64 oracle, then timed side by side");
-  const auto flags = std::make_shared<AttentionFlags>();
+  const auto flags = std::make_shared<LayerFlags>();
   add_common_options(*command, flags->common);
   command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
       ->capture_default_str();
   add_inner_norm_eps(*command, flags->inner_norm_eps);
   command->get_option("--dtype")->description("some of fp32,bf16,fp64");
-  command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
+  add_attention_options(*command, flags->attention);
+  command->add_option("--forms", flags->forms, forms_help())->delimiter(',');
   command->add_option("--sequence", flags->sequences, "tokens of a sequence")
       ->delimiter(',')
       ->check(count)
@@ -214,6 +224,7 @@ void add_bench(CLI::App& app) {
   add_attention(*bench);
   add_comm(*bench);
   add_bench_decode(*bench);
+  add_bench_kernel(*bench);
 }
 
 }  // namespace parlat

@@ -16,5 +16,6 @@ void add_generate(CLI::App& app);
 void add_convert(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_bench_decode(CLI::App& bench);  // a subcommand of bench
+void add_bench_kernel(CLI::App& bench);
 
 }  // namespace parlat

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 
+#include "cli/attention_flags.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "parlat/base/error.h"
@@ -36,6 +37,7 @@ void catch_interrupts() {
 
 struct Flags {
   CommonOptions common;
+  AttentionFlags attention;
   std::string model_config, tokenizer;
   double inner_norm_eps = MlaSpec{}.inner_norm_eps;
   TextSpec text;
@@ -62,7 +64,8 @@ void add_flags(CLI::App& command, Flags& flags) {
   option("--checkpoint-every", s.checkpoint_every, "steps (0: at the end)");
   option("--keep", s.keep, "checkpoints to keep");
 
-  option("--form", flags.form, "explicit, absorbed or laga");
+  option("--form", flags.form, "explicit, absorbed, laga, laga-q or ring");
+  add_attention_options(command, flags.attention);
   option("--sharding", flags.sharding, "contiguous or zigzag");
   option("--data-parallel", s.parallel.data, "ranks over the batch; the others split each sequence");
   option("--expert-parallel", s.parallel.expert, "consecutive ranks that split the experts");
@@ -99,6 +102,7 @@ TrainSettings resolve(const Flags& flags, const Tokenizer& tokenizer, int ranks)
   settings.learning_rate.schedule = parse_schedule(flags.schedule);
   settings.learning_rate.steps = settings.steps;
   settings.parallel.form = parse_train_form(flags.form);
+  settings.parallel.attention = parse(flags.attention);
   settings.parallel.sharding = parse_sharding(flags.sharding);
   settings.parallel.sequence = settings.parallel.data > 0 ? ranks / settings.parallel.data : ranks;
   return settings;

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/attention_flags.h"
 #include "cli/commands.h"
 #include "cli/ranks.h"
 #include "cli/verify_layouts.h"
@@ -18,6 +19,7 @@ namespace {
 
 struct Flags {
   CommonOptions common;
+  AttentionFlags attention;
   std::filesystem::path model;
   std::string model_config = "v2-lite";
   std::vector<std::string> forms;
@@ -66,27 +68,30 @@ MlaWeights make_weights(const Flags& flags) {
   return random_mla_weights(flags.quick ? reduced(spec) : spec, flags.common.seed, dtype);
 }
 
-std::vector<Row> verify_ranks(const RankRunner& run_ranks, const std::vector<TrainForm>& forms, const LayerCase& layer,
-                              const OracleResult& want) {
+std::vector<Row> verify_ranks(const RankRunner& run_ranks, const std::vector<TrainForm>& forms,
+                              const AttentionOptions& options, const LayerCase& layer, const OracleResult& want) {
   std::vector<Row> rows;
   for (const TrainForm form : forms)
     rows.push_back({.form = form, .sharding = layer.sharding, .ranks = 0, .check = {}});
   return run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<Row>& mine) {
     for (Row& row : mine) {
       row.ranks = comm.size();
-      row.check = check_form(row.form, layer, want, comm);
+      row.check = check_form(row.form, options, layer, want, comm);
     }
   });
 }
 
 std::vector<Row> verify_all(const Flags& flags, const LayerCase& layer, bool prints) {
-  std::vector<TrainForm> forms;
-  for (const std::string& form : flags.forms) forms.push_back(parse_train_form(form));
-  if (forms.empty()) forms = all_train_forms();
+  const MlaDims& dims = layer.weights.dims();
+  const AttentionOptions options = parse(flags.attention);
+  std::vector<TrainForm> forms = parse_forms(flags.forms, dims.d_q_latent.has_value());
+  if (flags.forms.empty() && options.kernel == AttentionKernel::kEager) std::erase(forms, TrainForm::kRing);
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
   for (const CommonOptions& common : rank_counts) {
     const int ranks = count_ranks(common);
-    for (const TrainForm form : forms) validate_head_split(form, ranks, layer.weights.dims().n_heads);
+    for (const TrainForm form : forms) {
+      validate_form(form, ranks, dims.n_heads, dims.d_q_latent.has_value(), options);
+    }
   }
   const OracleResult want = oracle_of(layer);
 
@@ -99,7 +104,7 @@ std::vector<Row> verify_all(const Flags& flags, const LayerCase& layer, bool pri
       LayerCase sharded = layer;
       sharded.sharding = sharding;
       const RankRunner run_ranks = [&](const auto& body) { with_ranks(common, body); };
-      const std::vector<Row> group = verify_ranks(run_ranks, forms, sharded, want);
+      const std::vector<Row> group = verify_ranks(run_ranks, forms, options, sharded, want);
       rows.insert(rows.end(), group.begin(), group.end());
     }
   }
@@ -109,6 +114,7 @@ std::vector<Row> verify_all(const Flags& flags, const LayerCase& layer, bool pri
 
 nlohmann::json to_json(const Row& row, const Flags& flags, int64_t heads) {
   return {{"form", name(row.form)},
+          {"kernel", flags.attention.kernel},
           {"ranks", row.ranks},
           {"sharding", name(row.sharding)},
           {"sequence", flags.sequence},
@@ -186,7 +192,8 @@ void add_verify(CLI::App& app) {
   command->add_option("--layer", flags->layer, "of --model")->needs(model)->capture_default_str();
   add_inner_norm_eps(*command, flags->inner_norm_eps);
   command->add_flag("--quick", flags->quick, "the layer of --model-config made small")->excludes(model);
-  command->add_option("--forms", flags->forms, "some of explicit,absorbed,laga; default: every form")->delimiter(',');
+  add_attention_options(*command, flags->attention);
+  command->add_option("--forms", flags->forms, forms_help())->delimiter(',');
   command->add_option("--sequence", flags->sequence, "tokens")->check(count)->capture_default_str();
   command->add_option("--batch", flags->batch, "sequences")->check(count)->capture_default_str();
   command->add_option("--documents", flags->documents, "packed into each sequence")

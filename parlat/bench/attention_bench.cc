@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 // One form on one rank, ready to run.
 class RankPass {
  public:
-  RankPass(TrainForm form, const RankLayer& local, bool backward, Communicator& comm)
-      : attention_(make_attention(form, comm, local.weights.dims().n_heads)),
+  RankPass(TrainForm form, const AttentionOptions& options, const RankLayer& local, bool backward, Communicator& comm)
+      : attention_(make_attention(form, comm, local.weights.dims(), options)),
         local_(local),
         backward_(backward),
         comm_(comm) {}
@@ -100,7 +100,8 @@ void measure_rank(const LayerCase& layer, const AttentionBenchOptions& options, 
                   std::vector<AttentionBenchRow>& rows) {
   const RankLayer local = rank_layer(layer, options.backward, comm);
   std::vector<RankPass> passes;
-  for (const TrainForm form : options.forms) passes.emplace_back(form, local, options.backward, comm);
+  for (const TrainForm form : options.forms)
+    passes.emplace_back(form, options.attention, local, options.backward, comm);
   for (size_t i = 0; i < passes.size(); ++i) {
     measure_memory_and_traffic(passes[i], options.backward, comm, rows[i]);
   }
@@ -141,7 +142,7 @@ std::vector<AttentionBenchRow> bench_cell(const AttentionBenchOptions& options, 
   const LayerCase verified = case_of(options, weights, rows.front().verified_sequence);
   const OracleResult want = oracle_of(verified);
   rows = run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
-    for (AttentionBenchRow& row : mine) row.check = check_form(row.form, verified, want, comm);
+    for (AttentionBenchRow& row : mine) row.check = check_form(row.form, options.attention, verified, want, comm);
   });
   const LayerCase layer = case_of(options, weights, sequence);
   return run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
@@ -184,6 +185,8 @@ std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& opti
 
 nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions& options) {
   nlohmann::json json = {{"form", name(row.form)},
+                         {"kernel", name(options.attention.kernel)},
+                         {"save", name(options.attention.save)},
                          {"ranks", row.ranks},
                          {"sequence", row.sequence},
                          {"batch", options.batch},

@@ -18,7 +18,8 @@ struct AttentionBenchOptions {
   MlaSpec spec;                // n_heads is replaced by each of `heads`
   std::vector<int64_t> heads;  // empty: the spec's
   std::vector<int64_t> sequences = {2048};
-  std::vector<TrainForm> forms = all_train_forms();
+  std::vector<TrainForm> forms = possible_train_forms(/*has_query_latent=*/false);
+  AttentionOptions attention = {};
   Sharding sharding = Sharding::kContiguous;
   at::ScalarType dtype = at::kFloat;
   int64_t batch = 1;

@@ -71,10 +71,11 @@ OracleResult oracle_of(const LayerCase& layer) {
   return oracle_forward_backward(layer.weights, layer.x_BSD, layer.grad_out_BSD, layer.documents);
 }
 
-FormCheck check_form(TrainForm form, const LayerCase& layer, const OracleResult& want, Communicator& comm) {
+FormCheck check_form(TrainForm form, const AttentionOptions& options, const LayerCase& layer, const OracleResult& want,
+                     Communicator& comm) {
   const RankLayer local = rank_layer(layer, /*requires_grad=*/true, comm);
   const Tensor out =
-      make_attention(form, comm, layer.weights.dims().n_heads)->forward(local.weights, local.x_BSD, local.tokens);
+      make_attention(form, comm, layer.weights.dims(), options)->forward(local.weights, local.x_BSD, local.tokens);
   out.backward(local.grad_out_BSD);
 
   Worst worst(comm, longest_sum(layer), layer.x_BSD.scalar_type());

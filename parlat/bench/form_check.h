@@ -22,6 +22,7 @@ OracleResult oracle_of(const LayerCase& layer);
 
 // Runs `form` forward and backward on the ranks of comm; gradients of weights are summed over ranks. Every rank of the
 // group calls it and gets the same answer.
-FormCheck check_form(TrainForm form, const LayerCase& layer, const OracleResult& want, Communicator& comm);
+FormCheck check_form(TrainForm form, const AttentionOptions& options, const LayerCase& layer, const OracleResult& want,
+                     Communicator& comm);
 
 }  // namespace parlat

@@ -9,8 +9,15 @@ namespace parlat {
 
 namespace {
 
-constexpr std::array<std::pair<TrainForm, std::string_view>, 3> kForms = {
-    {{TrainForm::kExplicit, "explicit"}, {TrainForm::kAbsorbed, "absorbed"}, {TrainForm::kLaga, "laga"}}};
+constexpr std::array<std::pair<TrainForm, std::string_view>, 5> kForms = {{{TrainForm::kExplicit, "explicit"},
+                                                                           {TrainForm::kAbsorbed, "absorbed"},
+                                                                           {TrainForm::kLaga, "laga"},
+                                                                           {TrainForm::kLagaQ, "laga-q"},
+                                                                           {TrainForm::kRing, "ring"}}};
+constexpr std::array<std::pair<AttentionKernel, std::string_view>, 2> kKernels = {
+    {{AttentionKernel::kEager, "eager"}, {AttentionKernel::kFused, "fused"}}};
+constexpr std::array<std::pair<SavedKeys, std::string_view>, 2> kSavedKeys = {
+    {{SavedKeys::kLatent, "latent"}, {SavedKeys::kAll, "all"}}};
 constexpr std::array<std::pair<Sharding, std::string_view>, 2> kShardings = {
     {{Sharding::kContiguous, "contiguous"}, {Sharding::kZigzag, "zigzag"}}};
 
@@ -22,14 +29,38 @@ const std::vector<TrainForm>& all_train_forms() {
 }
 
 std::string_view name(TrainForm form) { return name_in(kForms, form); }
+std::vector<TrainForm> possible_train_forms(bool has_query_latent) {
+  std::vector<TrainForm> forms = all_train_forms();
+  if (!has_query_latent) std::erase(forms, TrainForm::kLagaQ);
+  return forms;
+}
+
+std::string_view name(AttentionKernel kernel) { return name_in(kKernels, kernel); }
+std::string_view name(SavedKeys save) { return name_in(kSavedKeys, save); }
+AttentionKernel parse_attention_kernel(std::string_view text) { return parse_in(kKernels, "kernel", text); }
+SavedKeys parse_saved_keys(std::string_view text) { return parse_in(kSavedKeys, "save", text); }
+
 std::string_view name(Sharding sharding) { return name_in(kShardings, sharding); }
 TrainForm parse_train_form(std::string_view text) { return parse_in(kForms, "form", text); }
 Sharding parse_sharding(std::string_view text) { return parse_in(kShardings, "sharding", text); }
 
 void validate_head_split(TrainForm form, int64_t sequence_ranks, int64_t n_heads) {
-  if (sequence_ranks > n_heads) {
+  if (form != TrainForm::kRing && sequence_ranks > n_heads) {
     throw ConfigError("form {}: expected at most {} sequence ranks, since it splits the {} heads over them, got {}",
                       name(form), n_heads, n_heads, sequence_ranks);
+  }
+}
+
+void validate_form(TrainForm form, int64_t sequence_ranks, int64_t n_heads, bool has_query_latent,
+                   const AttentionOptions& options) {
+  validate_head_split(form, sequence_ranks, n_heads);
+  if (form == TrainForm::kLagaQ && !has_query_latent) {
+    throw ConfigError("form {}: expected a model with a query latent (q_lora_rank), which it gathers, got none",
+                      name(form));
+  }
+  if (form == TrainForm::kRing && options.kernel != AttentionKernel::kFused) {
+    throw ConfigError("form {}: expected kernel fused, since keys pass by in parts, got {}", name(form),
+                      name(options.kernel));
   }
 }
 

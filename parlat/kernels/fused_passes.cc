@@ -157,6 +157,7 @@ void forward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, co
 struct HeadGradients {
   Tensor lse_S, along_S;          // along: out . grad_out
   Tensor grad_out_Sv, grad_q_Sd;  // grad_q in the dtype of the arithmetic
+  bool parts;                     // other keys were seen, too
 };
 
 template <typename T>
@@ -167,7 +168,8 @@ void regain_block(const FusedQuery& in, int64_t b, Range queries, Range keys, co
   T* grad_row = grad_scores.mutable_data_ptr<T>();
   for (int64_t s = queries.begin; s < queries.end; ++s, row += keys.size(), grad_row += keys.size()) {
     const Range seen = seen_from(in, b, s, keys);
-    regain_softmax_row(row, grad_row, keys.size(), seen, lse[s], along[s], static_cast<T>(in.scale));
+    const bool whole = !g.parts && seen.size() == in.visible.row(b, s).size();
+    regain_softmax_row(row, grad_row, keys.size(), seen, whole, lse[s], along[s], static_cast<T>(in.scale));
   }
 }
 
@@ -215,7 +217,7 @@ void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor&
 }
 
 void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
-                    const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd) {
+                    const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
   const Tensor& q = query.q_BSHd;
   const at::ScalarType compute = compute_dtype(q.scalar_type());
   for_each_head(q.size(2), keys, [&](int64_t h) {
@@ -226,7 +228,7 @@ void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor
       const Tensor grad_q = one_head(grad_q_BSHd, b, h);
       const bool direct = grad_q.scalar_type() == compute;
       const HeadGradients g{lse_BSH.select(0, b).select(1, h), (out.to(compute) * grad_out.to(compute)).sum(-1),
-                            grad_out, direct ? grad_q : at::zeros(grad_q.sizes(), compute_options(q))};
+                            grad_out, direct ? grad_q : at::zeros(grad_q.sizes(), compute_options(q)), parts};
       AT_DISPATCH_FLOATING_TYPES(compute, "fused_backward",
                                  [&] { backward_head<scalar_t>(query, b, h, *head, room, g); });
       if (!direct) grad_q.copy_(g.grad_q_Sd);

@@ -122,8 +122,8 @@ template <typename T>
 }
 
 template <typename T>
-[[gnu::always_inline]] inline void regain(T* __restrict row, T* __restrict grad, int64_t n, Range inside, T lse,
-                                          T along, T scale) {
+[[gnu::always_inline]] inline void regain(T* __restrict row, T* __restrict grad, int64_t n, Range inside, bool whole,
+                                          T lse, T along, T scale) {
   clear_outside(row, n, inside);
   clear_outside(grad, n, inside);
   T* __restrict x = row + inside.begin;
@@ -134,9 +134,11 @@ template <typename T>
     std::fill(g, g + size, std::numeric_limits<T>::quiet_NaN());
     return;
   }
+  for (int64_t i = 0; i < size; ++i) x[i] = exp_nonpositive(x[i] - lse);
+  if (whole) along = reduce<T>(size, T(0), kAdd, [&](int64_t i) { return x[i] * g[i]; });
   for (int64_t i = 0; i < size; ++i) {
-    x[i] = exp_nonpositive(x[i] - lse);
-    g[i] = x[i] * (g[i] - along) * scale;
+    const T unsettled = x[i] == T(1) ? T(0) : T(1);
+    g[i] = x[i] * (g[i] - along) * (scale * unsettled);
   }
 }
 
@@ -149,12 +151,13 @@ double join_softmax_row(double* row, int64_t n, Range inside, double& max, doubl
   return join(row, n, inside, max, sum);
 }
 
-PARLAT_VECTOR_VERSIONS void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, float lse, float along,
-                                               float scale) {
-  regain(row, grad, n, inside, lse, along, scale);
+PARLAT_VECTOR_VERSIONS void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, bool whole, float lse,
+                                               float along, float scale) {
+  regain(row, grad, n, inside, whole, lse, along, scale);
 }
-void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, double lse, double along, double scale) {
-  regain(row, grad, n, inside, lse, along, scale);
+void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, bool whole, double lse, double along,
+                        double scale) {
+  regain(row, grad, n, inside, whole, lse, along, scale);
 }
 
 PARLAT_VECTOR_VERSIONS void softmax_row(float* row, int64_t n, Range inside) { softmax(row, n, inside); }

@@ -24,8 +24,11 @@ double join_softmax_row(double* row, int64_t n, Range inside, double& max, doubl
 
 // Backward of a block of scores whose softmax is known by its lse, the logarithm of the sum of exp(score) over the
 // whole row: row[inside] becomes p = exp(score - lse), the rest 0, and grad = p (grad - along) scale, along being the
-// sum of p grad over the whole row.
-void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, float lse, float along, float scale);
-void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, double lse, double along, double scale);
+// sum of p grad over the whole row. whole: `inside` is the whole row; then that sum is taken here, as the forward
+// pass's rounding of what along was computed from doesn't cancel where few keys are seen. Exactly 0 where p is 1.
+void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along,
+                        float scale);
+void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, bool whole, double lse, double along,
+                        double scale);
 
 }  // namespace parlat

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "parlat/kernels/eager_attention.h"
+#include "parlat/kernels/fused_attention.h"
 #include "parlat/kernels/gemm.h"
 
 namespace parlat {
@@ -89,24 +90,41 @@ class UnabsorbOutput : public Function<UnabsorbOutput> {
   }
 };
 
+Tensor attend(AttentionKernel kernel, const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv,
+              const KeyRanges& visible, double scale) {
+  return kernel == AttentionKernel::kFused ? fused_attention(q_BSHd, k_BTKd, v_BTKv, visible, scale)
+                                           : eager_attention(q_BSHd, k_BTKd, v_BTKv, visible, scale);
+}
+
 }  // namespace
 
-Tensor attend_explicit(const MlaSpec& spec, const Tensor& q_BSHd, const KeysValues& kv, const KeyRanges& visible) {
+Tensor attend_explicit(const MlaSpec& spec, const Tensor& q_BSHd, const KeysValues& kv, const KeyRanges& visible,
+                       AttentionKernel kernel) {
   check_shape(q_BSHd, {kAny, kAny, kAny, spec.dims.d_qk()}, "q");
   check_shape(kv.k_BTHd, {kAny, kAny, q_BSHd.size(2), spec.dims.d_qk()}, "k");
   check_shape(kv.v_BTHV, {kAny, kAny, q_BSHd.size(2), spec.dims.d_v}, "v");
-  return eager_attention(q_BSHd, kv.k_BTHd, kv.v_BTHV, visible, spec.softmax_scale());
+  return attend(kernel, q_BSHd, kv.k_BTHd, kv.v_BTHV, visible, spec.softmax_scale());
+}
+
+Tensor attend_latent(const MlaSpec& spec, const Tensor& q_BSHd, const Tensor& latent_BTd, const Tensor& w_ukv_hL,
+                     const KeyRanges& visible, const AttentionOptions& options) {
+  if (options == AttentionOptions{AttentionKernel::kFused, SavedKeys::kLatent}) {
+    check_shape(q_BSHd, {kAny, kAny, kAny, spec.dims.d_qk()}, "q");
+    check_shape(latent_BTd, {kAny, kAny, spec.dims.d_cache()}, "latent");
+    return fused_latent_attention(q_BSHd, latent_BTd, w_ukv_hL, visible, spec.softmax_scale());
+  }
+  return attend_explicit(spec, q_BSHd, up_project(w_ukv_hL, latent_BTd, spec.dims), visible, options.kernel);
 }
 
 Tensor attend_absorbed(const MlaSpec& spec, const Tensor& q_BSHd, const Tensor& latent_BTd, const Tensor& w_ukv_hL,
-                       const KeyRanges& visible) {
+                       const KeyRanges& visible, AttentionKernel kernel) {
   const MlaDims& d = spec.dims;
   check_shape(q_BSHd, {kAny, kAny, kAny, d.d_qk()}, "q");
   check_shape(latent_BTd, {kAny, kAny, d.d_cache()}, "latent");
   check_shape(w_ukv_hL, {q_BSHd.size(2) * (d.d_nope + d.d_v), d.d_latent}, "w_ukv");
   const Tensor q_absorbed_BSHd = AbsorbQuery::apply(q_BSHd, w_ukv_hL, d.d_nope, d.d_v);
   const Tensor key_BTKd = latent_BTd.unsqueeze(2), value_BTKL = key_BTKd.narrow(3, 0, d.d_latent);
-  const Tensor out_latent_BSHL = eager_attention(q_absorbed_BSHd, key_BTKd, value_BTKL, visible, spec.softmax_scale());
+  const Tensor out_latent_BSHL = attend(kernel, q_absorbed_BSHd, key_BTKd, value_BTKL, visible, spec.softmax_scale());
   return UnabsorbOutput::apply(out_latent_BSHL, w_ukv_hL, d.d_nope, d.d_v);
 }
 

@@ -147,14 +147,22 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 }
 
 Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {
+  check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
+  return up_project_query(w, {0, w.dims().n_heads}, w.dims().d_q_latent ? project_query_latent(w, x_BSD) : x_BSD, rope);
+}
+
+Tensor project_query_latent(const MlaWeights& w, const Tensor& x_BSD) {
+  check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
+  return rms_norm(parlat::linear(x_BSD, w.w_dq), w.q_norm, w.spec.inner_norm_eps);
+}
+
+Tensor up_project_query(const MlaWeights& w, Range heads, const Tensor& c_q_BSQ, const RopeTable& rope) {
   const MlaDims& d = w.dims();
-  check_shape(x_BSD, {kAny, kAny, d.d_model}, "x");
-  Tensor c_q = x_BSD;
-  if (d.d_q_latent) c_q = rms_norm(parlat::linear(x_BSD, w.w_dq), w.q_norm, w.spec.inner_norm_eps);
-  check_shape(w.w_uq, {d.n_heads * d.d_qk(), c_q.size(2)}, "w_uq");
+  check_shape(w.w_uq, {d.n_heads * d.d_qk(), c_q_BSQ.size(2)}, "w_uq");
+  const Tensor w_uq_h = w.w_uq.narrow(0, heads.begin * d.d_qk(), heads.size() * d.d_qk());
   const Tensor q =
-      RotateQuery::apply(parlat::linear(c_q, w.w_uq), d.n_heads, rope.cos_BSr, rope.sin_BSr, rope.interleaved);
-  return q.view({x_BSD.size(0), x_BSD.size(1), d.n_heads, d.d_qk()});
+      RotateQuery::apply(parlat::linear(c_q_BSQ, w_uq_h), heads.size(), rope.cos_BSr, rope.sin_BSr, rope.interleaved);
+  return q.view({c_q_BSQ.size(0), c_q_BSQ.size(1), heads.size(), d.d_qk()});
 }
 
 Tensor project_latent(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {

@@ -18,6 +18,14 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 //   saved  x; with a query latent also c_q_raw and c_q [B, S, Q] and 1/rms [B, S] fp32
 Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope);
 
+// The two halves of project_query: x [B, S, D] -> c_q [B, S, Q], normalised, which only a model with a query latent
+// has;
+//   saved  x, c_q_raw [B, S, Q] and 1/rms [B, S] fp32
+// and c_q [B, S, Q] -> q [B, S, h, N+R] of some heads.
+//   saved  c_q
+Tensor project_query_latent(const MlaWeights& w, const Tensor& x_BSD);
+Tensor up_project_query(const MlaWeights& w, Range heads, const Tensor& c_q_BSQ, const RopeTable& rope);
+
 // x [B, S, D] -> latent [B, S, L+R]: normalised c_kv, then the rotated k_rope that all heads share.
 //   saved  x, the latent before norm and rotation [B, S, L+R], 1/rms [B, S] fp32
 Tensor project_latent(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope);

@@ -14,9 +14,9 @@ TokenShard make_token_shard(const MlaSpec& spec, const Documents& documents, Seq
   if (documents.sequence() != shards.sequence()) {
     throw ConfigError("token shard: documents of {} tokens, shards of {}", documents.sequence(), shards.sequence());
   }
-  const Tensor positions_BS = local_tokens(documents.positions(), shards, rank);
-  RopeTable rope = rope_table(spec.rope, spec.dims.d_rope, positions_BS, rope_dtype);
-  return {std::move(shards), rank, std::move(rope), documents.visible(causal)};
+  const Tensor positions_BS = documents.positions();
+  RopeTable rope = rope_table(spec.rope, spec.dims.d_rope, local_tokens(positions_BS, shards, rank), rope_dtype);
+  return {std::move(shards), rank, std::move(rope), documents.visible(causal), positions_BS};
 }
 
 }  // namespace parlat

@@ -18,8 +18,9 @@ SequenceShards shard_sequence(Sharding sharding, int64_t sequence, int ranks);
 struct TokenShard {
   SequenceShards shards;
   int rank = 0;
-  RopeTable rope;     // of the local tokens
-  KeyRanges visible;  // [B, S] x S, global indices
+  RopeTable rope;       // of the local tokens
+  KeyRanges visible;    // [B, S] x S, global indices
+  Tensor positions_BS;  // of all tokens, int64
   int64_t batch() const { return visible.batch(); }
   int64_t sequence() const { return shards.sequence(); }
   int64_t local_count() const { return shards.count(rank); }

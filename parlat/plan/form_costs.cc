@@ -34,32 +34,63 @@ void exchange_heads(const Split& split, int64_t width_in, int64_t width_out, int
   costs.paper_bytes += forward * 4;
 }
 
-// The latent is gathered; its gradient is reduce-scattered.
-void gather_latent(const AttentionShape& shape, const Split& split, FormCosts& costs) {
-  const int64_t width = shape.dims.d_cache();
+// `width` columns a token are gathered; their gradient is reduce-scattered.
+void gather(const AttentionShape& shape, const Split& split, int64_t width, FormCosts& costs) {
   costs.forward.all_gather = (shape.ranks() - 1) * split.local * width * shape.element_bytes;
   costs.backward.reduce_scatter = (split.all_tokens - split.local) * width * shape.element_bytes;
   if (shape.ranks() > 1) costs.paper_bytes += split.local * width * 2;
 }
 
+// What the fused kernel saves of its own output: where heads are exchanged, beside the output that comes back.
+int64_t fused_out(const AttentionShape& shape, const Split& split) {
+  const bool again = shape.attention.kernel == AttentionKernel::kFused && shape.ranks() > 1;
+  return again ? split.all_tokens * split.heads * shape.dims.d_v : 0;
+}
+
 // Saved elements that attention over explicit keys and values needs: q, k, v of this rank's heads.
-int64_t explicit_elements(const MlaDims& d, const Split& split) {
-  return split.all_tokens * split.heads * (2 * d.d_qk() + d.d_v);
+int64_t explicit_elements(const AttentionShape& shape, const Split& split) {
+  const MlaDims& d = shape.dims;
+  return split.all_tokens * split.heads * (2 * d.d_qk() + d.d_v) + fused_out(shape, split);
+}
+
+// The same where keys and values come from the latent of the whole sequence.
+int64_t latent_elements(const AttentionShape& shape, const Split& split) {
+  const MlaDims& d = shape.dims;
+  const int64_t latent = split.all_tokens * d.d_cache();
+  if (shape.attention != AttentionOptions{AttentionKernel::kFused, SavedKeys::kLatent}) {
+    return latent + explicit_elements(shape, split);
+  }
+  return latent + split.all_tokens * split.heads * d.d_qk() + fused_out(shape, split);
 }
 
 // The same in latent space: q, q_absorbed, out_latent.
 int64_t absorbed_elements(const MlaDims& d, const Split& split) {
-  return split.all_tokens * split.heads * (d.d_qk() + d.d_cache() + d.d_latent);
+  return split.all_tokens * (d.d_cache() + split.heads * (d.d_qk() + d.d_cache() + d.d_latent));
 }
 
-// Saved around the attention by projections and norms, and the probabilities; `elements` is what differs by form.
-void save(const AttentionShape& shape, const Split& split, int64_t elements, FormCosts& costs) {
+// Saved around the attention by projections and norms, and what its kernel keeps of the scores of `queries` tokens and
+// `heads` heads; `elements` is what differs by form.
+void save(const AttentionShape& shape, const Split& split, int64_t queries, int64_t heads, int64_t elements,
+          FormCosts& costs) {
   const MlaDims& d = shape.dims;
-  const int64_t scores = split.heads * split.all_tokens * (split.all_tokens / shape.batch);
+  const bool eager = shape.attention.kernel == AttentionKernel::kEager;
+  const int64_t scores = eager ? heads * queries * (split.all_tokens / shape.batch) : 0,
+                lse = eager ? 0 : queries * heads;
   const int64_t around = split.local * (2 * d.d_q_latent.value_or(0) + d.d_cache() + split.all_heads * d.d_v);
   const int64_t inverse_rms = split.local * (d.d_q_latent ? 2 : 1);
   costs.saved_bytes = (scores + around + elements) * shape.element_bytes +
-                      inverse_rms * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
+                      (inverse_rms + lse) * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
+}
+
+// Every rank's latents pass by, but for those that come last; backward again, and their gradients in fp32 (fp64).
+void pass_latents(const AttentionShape& shape, FormCosts& costs) {
+  const int64_t ranks = shape.ranks(), width = shape.dims.d_cache();
+  const auto held = [&](int64_t hop) { return shape.tokens[(shape.rank - hop + ranks) % ranks] * width; };
+  for (int64_t hop = 0; hop + 1 < ranks; ++hop) {
+    costs.forward.send_recv += held(hop) * shape.element_bytes;
+    costs.backward.send_recv +=
+        held(hop) * shape.element_bytes + held(hop + 1) * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
+  }
 }
 
 }  // namespace
@@ -73,17 +104,30 @@ FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
   switch (form) {
     case TrainForm::kExplicit:
       exchange_heads(split, 2 * d.d_qk() + d.d_v, d.d_v, shape.element_bytes, costs);
-      save(shape, split, split.local * d.d_cache() + explicit_elements(d, split), costs);
+      save(shape, split, split.all_tokens, split.heads, split.local * d.d_cache() + explicit_elements(shape, split),
+           costs);
       return costs;
     case TrainForm::kAbsorbed:
       exchange_heads(split, d.d_qk(), d.d_v, shape.element_bytes, costs);
-      gather_latent(shape, split, costs);
-      save(shape, split, split.all_tokens * d.d_cache() + absorbed_elements(d, split), costs);
+      gather(shape, split, d.d_cache(), costs);
+      save(shape, split, split.all_tokens, split.heads, absorbed_elements(d, split), costs);
       return costs;
     case TrainForm::kLaga:
       exchange_heads(split, d.d_qk(), d.d_v, shape.element_bytes, costs);
-      gather_latent(shape, split, costs);
-      save(shape, split, split.all_tokens * d.d_cache() + explicit_elements(d, split), costs);
+      gather(shape, split, d.d_cache(), costs);
+      save(shape, split, split.all_tokens, split.heads, latent_elements(shape, split), costs);
+      return costs;
+    case TrainForm::kLagaQ: {
+      const int64_t d_q_latent = d.d_q_latent.value(), others = split.all_tokens - split.local;
+      exchange_heads(split, 0, d.d_v, shape.element_bytes, costs);
+      gather(shape, split, d.d_cache() + d_q_latent, costs);
+      save(shape, split, split.all_tokens, split.heads, others * d_q_latent + latent_elements(shape, split), costs);
+      costs.saved_bytes += split.all_tokens * d.d_rope * kFp32Bytes;
+      return costs;
+    }
+    case TrainForm::kRing:
+      pass_latents(shape, costs);
+      save(shape, split, split.local, split.all_heads, split.local * (d.d_cache() + split.all_heads * d.d_qk()), costs);
       return costs;
   }
   throw InternalError(fmt::format("form {} has no cost function in plan/", static_cast<int>(form)));

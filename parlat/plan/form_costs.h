@@ -15,6 +15,7 @@ struct AttentionShape {
   std::vector<int64_t> tokens;  // B * S_local of every rank
   int rank = 0;
   int64_t element_bytes = 2;
+  AttentionOptions attention = {};
   int ranks() const { return static_cast<int>(tokens.size()); }
 };
 
@@ -28,15 +29,21 @@ struct SentBytes {
 // the weights, the rope tables and the output. In all forms, with t local tokens, T tokens of the batch and h local
 // heads:
 //   query latent (if any) before and after its norm 2 t Q, latent before its norm t (L+R), 1/rms of each norm t (fp32;
-//   fp64 in fp64), out t H V, probabilities h S T
+//   fp64 in fp64), out t H V
 // and besides: explicit  latent t (L+R), q and k 2 T h (N+R), v T h V
 //              laga      latent T (L+R), q and k 2 T h (N+R), v T h V
 //              absorbed  latent T (L+R), q T h (N+R), q_absorbed T h (L+R), out_latent T h L
+//              laga-q    what laga saves, c_q after its norm being that of all tokens, T Q, and their rope table, T R
+//                        in fp32
+//              ring      latent t (L+R), q t H (N+R)
+// by kernel:   eager     probabilities h S T
+//              fused     lse T h (t H for ring) in fp32 (fp64 in fp64) and, where heads are exchanged, out T h V (not
+//                        absorbed); with only the latent saved, no k and v (laga, laga-q)
 struct FormCosts {
   SentBytes forward;
   SentBytes backward;       // without the gradient reduction of replicated weights
   int64_t paper_bytes = 0;  // forward, LAGA's counting; independent of element_bytes
-  int64_t saved_bytes = 0;  // with the eager kernel
+  int64_t saved_bytes = 0;
 };
 
 // The cost function of each form, exact for every rank, split and dtype. InternalError for a form without one.

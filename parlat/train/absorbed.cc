@@ -16,8 +16,8 @@ Tensor AbsorbedAttention::forward(const MlaWeights& w, const Tensor& x_BSD, cons
   const Tensor q_local_BSHd = project_query(w, x_BSD, tokens.rope);
   const Tensor q_BSHd = scatter_heads_gather_sequence(q_local_BSHd, heads, tokens.shards, comm_, "absorbed query");
 
-  const Tensor out_BSHV =
-      attend_absorbed(w.spec, q_BSHd, latent.wait(), up_projection(w, heads.range(comm_.rank())), tokens.visible);
+  const Tensor out_BSHV = attend_absorbed(w.spec, q_BSHd, latent.wait(), up_projection(w, heads.range(comm_.rank())),
+                                          tokens.visible, options_.kernel);
 
   return project_output(w, scatter_sequence_gather_heads(out_BSHV, heads, tokens.shards, comm_, "absorbed out"));
 }

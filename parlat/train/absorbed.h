@@ -11,18 +11,19 @@ namespace parlat {
 //
 //   steps   one gather (issued before the query projection, awaited after it) and two all-to-alls
 //   sent    a rank: H (N + R + V) B S/P (P-1)/P  +  (L + R) B S/P (P-1)  elements
-//   saved   q [B,S,H/P,N+R], q_absorbed [B,S,H/P,L+R], latent [B,S,L+R], probabilities [B,H/P,S,S],
-//           out_latent [B,S,H/P,L], out [B,S/P,H,V]
+//   saved   q [B,S,H/P,N+R], q_absorbed [B,S,H/P,L+R], latent [B,S,L+R], out_latent [B,S,H/P,L], out [B,S/P,H,V];
+//           eager also probabilities [B,H/P,S,S], fused lse [B,S,H/P]
 //   source  arXiv 2607.17644, section 3.2 (B2)
 class AbsorbedAttention final : public Attention {
  public:
-  explicit AbsorbedAttention(Communicator& comm) : comm_(comm) {}
+  AbsorbedAttention(Communicator& comm, AttentionOptions options) : comm_(comm), options_(options) {}
 
   // x_BSD: this rank's tokens [B, S/P, D]. Returns [B, S/P, D].
   Tensor forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const override;
 
  private:
   Communicator& comm_;
+  AttentionOptions options_;
 };
 
 }  // namespace parlat

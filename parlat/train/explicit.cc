@@ -19,7 +19,7 @@ Tensor ExplicitAttention::forward(const MlaWeights& w, const Tensor& x_BSD, cons
   kv.k_BTHd = scatter_heads(kv.k_BTHd, "explicit key");
   kv.v_BTHV = scatter_heads(kv.v_BTHV, "explicit value");
 
-  const Tensor out_BSHV = attend_explicit(w.spec, q_BSHd, kv, tokens.visible);
+  const Tensor out_BSHV = attend_explicit(w.spec, q_BSHd, kv, tokens.visible, options_.kernel);
 
   return project_output(w, scatter_sequence_gather_heads(out_BSHV, heads, tokens.shards, comm_, "explicit out"));
 }

@@ -10,17 +10,19 @@ namespace parlat {
 //
 //   steps   four all-to-alls: q, k, v, out
 //   sent    a rank: H (2 (N + R) + 2 V) B S/P (P-1)/P  elements
-//   saved   q and k [B,S,H/P,N+R], v [B,S,H/P,V], probabilities [B,H/P,S,S], latent [B,S/P,L+R], out [B,S/P,H,V]
+//   saved   q and k [B,S,H/P,N+R], v [B,S,H/P,V], latent [B,S/P,L+R], out [B,S/P,H,V]; eager also probabilities
+//           [B,H/P,S,S], fused out [B,S,H/P,V] and lse [B,S,H/P]
 //   source  arXiv 2607.17644, section 3.2 (B1); DeepSpeed-Ulysses (arXiv 2309.14509)
 class ExplicitAttention final : public Attention {
  public:
-  explicit ExplicitAttention(Communicator& comm) : comm_(comm) {}
+  ExplicitAttention(Communicator& comm, AttentionOptions options) : comm_(comm), options_(options) {}
 
   // x_BSD: this rank's tokens [B, S/P, D]. Returns [B, S/P, D].
   Tensor forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const override;
 
  private:
   Communicator& comm_;
+  AttentionOptions options_;
 };
 
 }  // namespace parlat

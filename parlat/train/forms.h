@@ -8,8 +8,9 @@
 
 namespace parlat {
 
-// The registry of training forms. Throws ConfigError where `form` cannot run on comm.size() ranks with n_heads heads,
-// saying why.
-std::unique_ptr<Attention> make_attention(TrainForm form, Communicator& comm, int64_t n_heads);
+// The registry of training forms. Throws ConfigError where `form` cannot run on comm.size() ranks with this layer or
+// these options, saying why.
+std::unique_ptr<Attention> make_attention(TrainForm form, Communicator& comm, const MlaDims& dims,
+                                          AttentionOptions options = {});
 
 }  // namespace parlat

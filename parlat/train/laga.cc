@@ -16,8 +16,8 @@ Tensor LagaAttention::forward(const MlaWeights& w, const Tensor& x_BSD, const To
   const Tensor q_local_BSHd = project_query(w, x_BSD, tokens.rope);
   const Tensor q_BSHd = scatter_heads_gather_sequence(q_local_BSHd, heads, tokens.shards, comm_, "laga query");
 
-  const KeysValues kv = up_project(up_projection(w, heads.range(comm_.rank())), latent.wait(), d);
-  const Tensor out_BSHV = attend_explicit(w.spec, q_BSHd, kv, tokens.visible);
+  const Tensor out_BSHV = attend_latent(w.spec, q_BSHd, latent.wait(), up_projection(w, heads.range(comm_.rank())),
+                                        tokens.visible, options_);
 
   return project_output(w, scatter_sequence_gather_heads(out_BSHV, heads, tokens.shards, comm_, "laga out"));
 }

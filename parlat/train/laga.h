@@ -10,17 +10,19 @@ namespace parlat {
 //
 //   steps   one gather (issued before the query projection, awaited after it) and two all-to-alls
 //   sent    a rank: H (N + R + V) B S/P (P-1)/P  +  (L + R) B S/P (P-1)  elements
-//   saved   q [B,S,H/P,N+R], latent [B,S,L+R], k and v [B,S,H/P,N+R and V], probabilities [B,H/P,S,S], out [B,S/P,H,V]
+//   saved   q [B,S,H/P,N+R], latent [B,S,L+R], out [B,S/P,H,V]; fused also out [B,S,H/P,V] and lse [B,S,H/P]; eager, or
+//           to save all, k and v [B,S,H/P,N+R and V]; eager also probabilities [B,H/P,S,S]
 //   source  arXiv 2607.17644, Algorithm 1
 class LagaAttention final : public Attention {
  public:
-  explicit LagaAttention(Communicator& comm) : comm_(comm) {}
+  LagaAttention(Communicator& comm, AttentionOptions options) : comm_(comm), options_(options) {}
 
   // x_BSD: this rank's tokens [B, S/P, D]. Returns [B, S/P, D].
   Tensor forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const override;
 
  private:
   Communicator& comm_;
+  AttentionOptions options_;
 };
 
 }  // namespace parlat

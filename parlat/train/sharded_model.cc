@@ -15,7 +15,7 @@ ShardedModel::ShardedModel(const ModelConfig& config, const Mesh& mesh, const st
     : config_(config),
       mesh_(mesh),
       table_(weight_table(config, mesh.experts_of(mesh.experts->rank(), config), weights_)),
-      attention_(make_attention(mesh.spec.form, *mesh.sequence, config.mla.dims.n_heads)),
+      attention_(make_attention(mesh.spec.form, *mesh.sequence, config.mla.dims, mesh.spec.attention)),
       transformer_(config_, weights_, *attention_, *mesh.experts) {
   if (directory.empty()) {
     initialize(table_, config, seed, dtype);

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/form_name.h"
 #include "tests/run_ranks.h"
 
 namespace parlat {
@@ -19,6 +20,8 @@ AttentionBenchOptions small_options() {
   d.d_rope = 8;
   d.d_v = 16;
   d.d_latent = 32;
+  d.d_q_latent = 24;
+  options.forms = all_train_forms();
   options.sequences = {40};
   options.repeats = 3;
   options.verify_sequence = 24;
@@ -112,7 +115,8 @@ TEST(AttentionBench, ForwardPassSendsNoGradientsAndSavesNothing) {
 TEST(AttentionBench, RowsCarryTheKeysOfTheRecord) {
   const AttentionBenchOptions options = small_options();
   const nlohmann::json row = to_json(bench_attention(options, local(2)).back(), options);
-  EXPECT_EQ(row["form"], "laga");
+  EXPECT_EQ(row["form"], "ring");
+  EXPECT_EQ(row["kernel"], "fused");
   EXPECT_EQ(row["pass"], "forward+backward");
   EXPECT_EQ(row["dtype"], "fp32");
   EXPECT_EQ(row["ok"], true);
@@ -134,7 +138,7 @@ class Verdict : public ::testing::TestWithParam<TrainForm> {
 
   std::vector<FormCheck> check_against(const OracleResult& want) {
     std::vector<FormCheck> by_rank(3);
-    run_ranks(3, [&](Communicator& comm) { by_rank[comm.rank()] = check_form(GetParam(), layer_, want, comm); });
+    run_ranks(3, [&](Communicator& comm) { by_rank[comm.rank()] = check_form(GetParam(), {}, layer_, want, comm); });
     return by_rank;
   }
 
@@ -177,7 +181,7 @@ TEST_P(Verdict, IsFailedByNan) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, Verdict, ::testing::ValuesIn(all_train_forms()),
-                         [](const auto& info) { return std::string(name(info.param)); });
+                         [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
 }  // namespace parlat

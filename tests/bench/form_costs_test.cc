@@ -7,6 +7,7 @@
 #include "parlat/tensor/memory_meter.h"
 #include "parlat/train/forms.h"
 #include "parlat/train/step_record.h"
+#include "tests/form_name.h"
 #include "tests/run_ranks.h"
 
 namespace parlat {
@@ -42,21 +43,22 @@ LayerCase make_case(const Shape& shape) {
       {.batch = shape.batch, .sequence = shape.sequence, .documents = 2, .sharding = shape.sharding});
 }
 
-FormCosts costs_on(TrainForm form, const LayerCase& layer, int ranks, int rank) {
+FormCosts costs_on(TrainForm form, const AttentionOptions& options, const LayerCase& layer, int ranks, int rank) {
   AttentionShape shape;
   shape.dims = layer.weights.dims();
   shape.batch = layer.batch();
+  shape.attention = options;
   shape.rank = rank;
   for (int p = 0; p < ranks; ++p) shape.tokens.push_back(layer.batch() * layer.shards(ranks).count(p));
   shape.element_bytes = layer.x_BSD.element_size();
   return form_costs(form, shape);
 }
 
-void expect_costs(TrainForm form, const LayerCase& layer, int ranks) {
+void expect_costs(TrainForm form, const AttentionOptions& options, const LayerCase& layer, int ranks) {
   run_ranks(ranks, [&](Communicator& comm) {
-    const FormCosts want = costs_on(form, layer, ranks, comm.rank());
+    const FormCosts want = costs_on(form, options, layer, ranks, comm.rank());
     const RankLayer local = rank_layer(layer, /*requires_grad=*/true, comm);
-    const auto attention = make_attention(form, comm, layer.weights.dims().n_heads);
+    const auto attention = make_attention(form, comm, layer.weights.dims(), options);
     MemoryMeter meter;
     const MemoryMeter::Scope scope(meter);
     const Traffic start = comm.traffic();
@@ -73,14 +75,24 @@ void expect_costs(TrainForm form, const LayerCase& layer, int ranks) {
   });
 }
 
-class FormCostsOf : public ::testing::TestWithParam<TrainForm> {};
+class FormCostsOf : public ::testing::TestWithParam<TrainForm> {
+ protected:
+  static void expect_costs(const Shape& shape, int ranks) {
+    for (const AttentionOptions options :
+         {AttentionOptions{}, AttentionOptions{.save = SavedKeys::kAll}, AttentionOptions{AttentionKernel::kEager}}) {
+      if (GetParam() == TrainForm::kRing && options.kernel == AttentionKernel::kEager) continue;
+      SCOPED_TRACE(fmt::format("kernel {}, save {}", name(options.kernel), name(options.save)));
+      parlat::expect_costs(GetParam(), options, make_case(shape), ranks);
+    }
+  }
+};
 
 TEST_P(FormCostsOf, EqualTheCountersOnEveryRank) {
   for (const int ranks : {1, 2, 3, 4, 7, 8}) {
     for (const Sharding sharding : {Sharding::kContiguous, Sharding::kZigzag}) {
       for (const int64_t sequence : {16, 29, 3}) {
         SCOPED_TRACE(fmt::format("{} ranks, {}, {} tokens", ranks, name(sharding), sequence));
-        expect_costs(GetParam(), make_case({11, 2, sequence, 10, sharding, at::kFloat}), ranks);
+        expect_costs({11, 2, sequence, 10, sharding, at::kFloat}, ranks);
       }
     }
   }
@@ -89,12 +101,13 @@ TEST_P(FormCostsOf, EqualTheCountersOnEveryRank) {
 TEST_P(FormCostsOf, EqualTheCountersInEveryDtype) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat, at::kDouble}) {
     SCOPED_TRACE(name(dtype));
-    expect_costs(GetParam(), make_case({8, 1, 24, std::nullopt, Sharding::kContiguous, dtype}), 4);
+    const bool query_latent = GetParam() == TrainForm::kLagaQ;
+    expect_costs({8, 1, 24, query_latent ? std::optional<int64_t>(10) : std::nullopt, Sharding::kContiguous, dtype}, 4);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, FormCostsOf, ::testing::ValuesIn(all_train_forms()),
-                         [](const auto& info) { return std::string(name(info.param)); });
+                         [](const auto& info) { return test_name(info.param); });
 
 // LAGA's Table 1 and the ratio by heads, in MB as printed there; DeepSeek-V3's widths.
 TEST(PaperBytes, ReproduceTableOne) {

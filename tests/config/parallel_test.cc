@@ -30,6 +30,15 @@ TEST(Parallel, UnknownNamesAreRefusedWithThePossibleOnes) {
   EXPECT_THAT(config_error([] { parse_sharding("ring"); }), HasSubstr("contiguous, zigzag"));
 }
 
+TEST(Parallel, FormsSayWhatTheyNeed) {
+  EXPECT_THAT(config_error([] { validate_form(TrainForm::kLagaQ, 2, 8, false, {}); }), HasSubstr("a query latent"));
+  EXPECT_THAT(config_error([] { validate_form(TrainForm::kRing, 2, 8, false, {AttentionKernel::kEager}); }),
+              HasSubstr("kernel fused"));
+  validate_form(TrainForm::kRing, 16, 8, false, {});
+  EXPECT_EQ(possible_train_forms(true), all_train_forms());
+  EXPECT_THAT(possible_train_forms(false), ::testing::Not(::testing::Contains(TrainForm::kLagaQ)));
+}
+
 TEST(Parallel, TheMeshMustFit) {
   validate({.data = 2, .sequence = 4, .expert = 2}, 8, 16, 8);
   EXPECT_THAT(config_error([] { validate({.data = 2, .sequence = 2}, 8, 16, 8); }), HasSubstr("2 x 2 = 4"));

@@ -135,7 +135,7 @@ TEST_P(Fused, PartsOfTheKeysJoin) {
     fused_forward(query, keys, out, lse, std::exchange(resume, true));
   });
   for_each_part([&](const FusedQuery& query, const ExplicitKeys& keys) {
-    fused_backward(query, keys, out, lse, c.grad, grad_q);
+    fused_backward(query, keys, out, lse, c.grad, grad_q, /*parts=*/true);
   });
   EXPECT_CLOSE(out, want.out, Tolerance::rounding(dtype, kTokens * kHeads, 4));
   const Tensor* got[] = {&grad_q, &grad_k, &grad_v};

@@ -3,6 +3,7 @@
 
 #include "parlat/base/error.h"
 #include "tests/expect_close.h"
+#include "tests/form_name.h"
 #include "tests/train/form_case.h"
 
 namespace parlat {
@@ -92,6 +93,7 @@ TEST_P(Cases, ShardingDoesNotChangeTheResult) {
 
 // More ranks than heads: forms that split heads say why they can't.
 TEST_P(Cases, MoreRanksThanHeadsIsRefusedWithTheReason) {
+  if (GetParam() == TrainForm::kRing) return;  // splits no heads: forms_oracle_test.cc runs it on more ranks
   const FormCase c = make_form_case({.n_heads = 3});
   try {
     run_form(GetParam(), c, 4);
@@ -113,7 +115,7 @@ TEST_P(Cases, WrongShapesAreNamed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, Cases, ::testing::ValuesIn(all_train_forms()),
-                         [](const auto& info) { return std::string(name(info.param)); });
+                         [](const auto& info) { return test_name(info.param); });
 
 // Output and gradient of x of layers in several forms, each beside an explicit one on x, on so many ranks.
 OracleResult interleaved(const FormCase& c, int ranks) {
@@ -125,9 +127,10 @@ OracleResult interleaved(const FormCase& c, int ranks) {
     const MlaWeights w = trainable_copy(c.weights);
     const Tensor x = local_tokens(c.x_BSD, shards, comm.rank()).clone().requires_grad_();
     Tensor y = x;
-    for (const TrainForm form : {TrainForm::kLaga, TrainForm::kExplicit, TrainForm::kAbsorbed, TrainForm::kLaga}) {
-      y = y + make_attention(form, comm, 8)->forward(w, y, tokens) +
-          make_attention(TrainForm::kExplicit, comm, 8)->forward(w, x, tokens);
+    for (const TrainForm form :
+         {TrainForm::kLaga, TrainForm::kExplicit, TrainForm::kRing, TrainForm::kAbsorbed, TrainForm::kLagaQ}) {
+      y = y + make_attention(form, comm, c.spec.dims)->forward(w, y, tokens) +
+          make_attention(TrainForm::kExplicit, comm, c.spec.dims)->forward(w, x, tokens);
     }
     y.backward(local_tokens(c.grad_out_BSD, shards, comm.rank()));
     const std::lock_guard lock(mutex);
@@ -141,7 +144,7 @@ OracleResult interleaved(const FormCase& c, int ranks) {
 // Asynchronous collectives of two layers under way at once.
 TEST(Interleaved, FormsInOneStepComputeWhatOneRankDoes) {
   const FormCase c = make_form_case({.n_heads = 8});
-  const Tolerance tolerance = Tolerance::rounding(at::kFloat, 64, 4 * 10);  // four layers, one after the other
+  const Tolerance tolerance = Tolerance::rounding(at::kFloat, 64, 5 * 10);  // five layers, one after the other
   const OracleResult want = interleaved(c, 1);
   for (const int ranks : {2, 4}) {
     const OracleResult got = interleaved(c, ranks);

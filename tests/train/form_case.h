@@ -77,7 +77,8 @@ inline MlaWeights trainable_copy(const MlaWeights& w) {
 
 // Runs the form on `ranks` ranks and puts the pieces together: out and the gradient of x in global order, gradients of
 // weights summed over ranks in fp64.
-inline OracleResult run_form(TrainForm form, const FormCase& c, int ranks, Sharding sharding = Sharding::kContiguous) {
+inline OracleResult run_form(TrainForm form, const FormCase& c, int ranks, Sharding sharding = Sharding::kContiguous,
+                             AttentionOptions options = {}) {
   OracleResult result;
   result.out = at::zeros(c.x_BSD.sizes(), at::kDouble);
   result.gradients["x"] = at::zeros(c.x_BSD.sizes(), at::kDouble);
@@ -88,7 +89,7 @@ inline OracleResult run_form(TrainForm form, const FormCase& c, int ranks, Shard
     const TokenShard tokens = make_token_shard(c.spec, c.documents, shards, comm.rank(), c.causal);
     const MlaWeights w = trainable_copy(c.weights);
     const Tensor x = local_tokens(c.x_BSD, shards, comm.rank()).clone().requires_grad_();
-    const Tensor out = make_attention(form, comm, c.spec.dims.n_heads)->forward(w, x, tokens);
+    const Tensor out = make_attention(form, comm, c.spec.dims, options)->forward(w, x, tokens);
     out.backward(local_tokens(c.grad_out_BSD, shards, comm.rank()).clone());
 
     const std::lock_guard lock(mutex);

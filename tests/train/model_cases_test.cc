@@ -11,6 +11,7 @@
 #include "parlat/train/checkpoint.h"
 #include "parlat/train/trainer.h"
 #include "tests/expect_close.h"
+#include "tests/form_name.h"
 #include "tests/run_ranks.h"
 #include "tests/temporary_folder.h"
 #include "tests/train/small_model.h"
@@ -131,7 +132,7 @@ TEST_P(ModelCases, ExpertParallelismComposes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, ModelCases, ::testing::ValuesIn(all_train_forms()),
-                         [](const auto& info) { return std::string(name(info.param)); });
+                         [](const auto& info) { return test_name(info.param); });
 
 }  // namespace
 }  // namespace parlat

@@ -1,0 +1,30 @@
+#include "cli/attention_flags.h"
+
+namespace parlat {
+
+void add_attention_options(CLI::App& command, AttentionFlags& flags) {
+  command.add_option("--kernel", flags.kernel, "fused, or eager, which writes all scores")->capture_default_str();
+  command
+      .add_option("--save", flags.save,
+                  "of keys and values for the backward pass: latent, which rebuilds them, or all (fused; laga, laga-q)")
+      ->capture_default_str();
+}
+
+AttentionOptions parse(const AttentionFlags& flags) {
+  return {.kernel = parse_attention_kernel(flags.kernel), .save = parse_saved_keys(flags.save)};
+}
+
+std::string forms_help() {
+  std::string names;
+  for (const TrainForm form : all_train_forms()) names += (names.empty() ? "" : ", ") + std::string(name(form));
+  return "some of " + names + "; default: every form that the model allows";
+}
+
+std::vector<TrainForm> parse_forms(const std::vector<std::string>& names, bool has_query_latent) {
+  if (names.empty()) return possible_train_forms(has_query_latent);
+  std::vector<TrainForm> forms;
+  for (const std::string& form : names) forms.push_back(parse_train_form(form));
+  return forms;
+}
+
+}  // namespace parlat

@@ -1,0 +1,109 @@
+#include <cmath>
+#include <memory>
+
+#include "cli/commands.h"
+#include "cli/ranks.h"
+#include "parlat/base/progress.h"
+#include "parlat/bench/kernel_bench.h"
+
+namespace parlat {
+
+namespace {
+
+struct Flags {
+  CommonOptions common;
+  std::string model_config = "v2-lite";
+  std::vector<int64_t> sequences = {1024, 2048, 4096}, heads;
+  std::vector<std::string> passes = {"forward", "forward+backward"};
+  int repeats = 5;
+};
+
+std::vector<std::string> table_row(const KernelBenchRow& row, const KernelBenchOptions& options) {
+  const double seconds = row.ms.median / 1e3;
+  return {row.kernel,
+          fmt::format("{}", options.dims.n_heads),
+          fmt::format("{}", options.sequence),
+          std::string(name(options.dtype)),
+          options.backward ? "forward+backward" : "forward",
+          fmt::format("{:.1f}", row.ms.min),
+          fmt::format("{:.1f}", row.ms.median),
+          fmt::format("{:.1f}", row.ms.p90),
+          fmt::format("{:.1f}", row.attention_flops / seconds / 1e9),
+          fmt::format("{:.1f}", (row.attention_flops + row.up_projection_flops) / seconds / 1e9),
+          fmt::format("{:.1f}", row.gemm_flops_per_s / 1e9),
+          fmt::format("{:.0f} %", 100 * row.of_gemm_rate()),
+          fmt::format("{:.1e}", row.max_error),
+          fmt::format("{:.1e}", row.tolerance),
+          row.ok ? "ok" : "FAILED"};
+}
+
+void run(const Flags& flags) {
+  const MlaDims dims = load_model_config(flags.model_config).mla.dims;
+  std::vector<at::ScalarType> dtypes;
+  for (const std::string& dtype : CLI::detail::split(flags.common.dtype, ',')) {
+    dtypes.push_back(parse_compute_dtype(dtype));
+  }
+  const std::vector<int64_t> heads = flags.heads.empty() ? std::vector{dims.n_heads} : flags.heads;
+  const size_t cells = dtypes.size() * heads.size() * flags.sequences.size() * flags.passes.size();
+  Progress progress("kernel", static_cast<int64_t>(cells), "shapes", flags.common.quiet);
+  std::vector<std::vector<std::string>> table = {{"kernel", "heads", "S", "dtype", "pass", "ms min", "median", "p90",
+                                                  "attention GFLOP/s", "with up-projection", "product's rate",
+                                                  "reached", "error", "allowed", ""}};
+  nlohmann::json rows = nlohmann::json::array();
+  bool all_ok = true;
+  int64_t done = 0;
+  KernelBenchOptions options{.dims = dims, .repeats = flags.repeats, .seed = flags.common.seed};
+  for (const at::ScalarType dtype : dtypes) {
+    options.dtype = dtype;
+    for (const int64_t n_heads : heads) {
+      options.dims.n_heads = n_heads;
+      for (const int64_t sequence : flags.sequences) {
+        options.sequence = sequence;
+        for (const std::string& pass : flags.passes) {
+          options.backward = pass == "forward+backward";
+          progress.update(done++, fmt::format("{}, {} heads, {} tokens, {}", name(dtype), n_heads, sequence, pass));
+          std::vector<KernelBenchRow> measured;
+          with_ranks(flags.common, [&](Communicator&) { measured = bench_kernels(options); });
+          for (const KernelBenchRow& row : measured) {
+            table.push_back(table_row(row, options));
+            rows.push_back(to_json(row, options));
+            all_ok = all_ok && row.ok;
+          }
+        }
+      }
+    }
+  }
+  progress.update(done);
+  print_table(table);
+  write_record(flags.common, "bench kernel",
+               {{"model_config", flags.model_config},
+                {"threads", flags.common.threads},
+                {"repeats", flags.repeats},
+                {"seed", flags.common.seed}},
+               rows);
+  if (!all_ok) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_bench_kernel(CLI::App& bench) {
+  const CLI::Range count(int64_t{1}, int64_t{1} << 30);
+  CLI::App* const command = bench.add_subcommand(
+      "kernel",
+      "attention of one rank, causal: ours and torch's, verified, timed in turns, beside this machine's products");
+  const auto flags = std::make_shared<Flags>();
+  add_common_options(*command, flags->common);
+  command->remove_option(command->get_option("--ranks"));
+  command->get_option("--dtype")->description("some of fp32,bf16,fp64");
+  command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
+      ->capture_default_str();
+  command->add_option("--heads", flags->heads, "head counts in place of the model's")->delimiter(',')->check(count);
+  command->add_option("--sequence", flags->sequences, "tokens")->delimiter(',')->check(count)->capture_default_str();
+  command->add_option("--pass", flags->passes, "some of forward,forward+backward")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"forward", "forward+backward"}));
+  command->add_option("--repeats", flags->repeats, "timed passes")->check(count)->capture_default_str();
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace parlat
