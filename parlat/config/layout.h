@@ -8,8 +8,8 @@
 
 namespace parlat {
 
-// How the latent cache lies over ranks while decoding (docs/mathematics.md sections 6 and 8). One line here, in
-// decode/placement.cc and in plan/ make a new layout.
+// How the latent cache lies over ranks while decoding (docs/mathematics.md sections 6 and 8). One line here and in
+// layout.cc, and what each rank holds in place(), make a new layout.
 //   mla        every rank the whole latent, its own heads
 //   gla        every rank one slice of the latent, its own heads: they see that slice only
 //   tpla       every rank one slice of the latent, all heads (ranks that share a slice split them)
