@@ -86,8 +86,9 @@ TEST_P(Attention, KeepsItsClosedForm) {
   const Tensor latent = project_latent(layer.w, layer.x_BSD, layer.rope());
   const KeysValues kv = up_project(layer.w.w_ukv, latent, layer.spec.dims);
   meter.reset();
-  const Tensor out = absorbed() ? attend_absorbed(layer.spec, q, latent, layer.w.w_ukv, visible, AttentionKernel::kEager)
-                                : attend_explicit(layer.spec, q, kv, visible, AttentionKernel::kEager);
+  const Tensor out = absorbed()
+                         ? attend_absorbed(layer.spec, q, latent, layer.w.w_ukv, visible, AttentionKernel::kEager)
+                         : attend_explicit(layer.spec, q, kv, visible, AttentionKernel::kEager);
   constexpr int64_t kTokens = 70, kHeads = 5, kValues = 12, kLatent = 20, kCache = 28;
   const int64_t probabilities = 2 * kHeads * 35 * 35;
   const int64_t latent_space = absorbed() ? kTokens * kHeads * (kCache + kLatent) : 0;
