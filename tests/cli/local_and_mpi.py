@@ -50,10 +50,11 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for ranks, arguments in ((2, ["--form", "laga"]), (3, ["--form", "explicit", "--sharding", "zigzag"]),
+                                 (3, ["--form", "ring", "--sharding", "zigzag"]),
                                  (4, ["--form", "absorbed", "--data-parallel", "2", "--expert-parallel", "4"])):
-            local = run(program, folder / f"local-{ranks}", f"local:{ranks}", [], arguments)
+            local = run(program, folder / f"local-{ranks}-{arguments[1]}", f"local:{ranks}", [], arguments)
             for attempt in (1, 2):
-                mpi = run(program, folder / f"mpi-{ranks}-{attempt}", "mpi", mpirun(ranks), arguments)
+                mpi = run(program, folder / f"mpi-{ranks}-{arguments[1]}-{attempt}", "mpi", mpirun(ranks), arguments)
                 different = [step for step, (a, b) in enumerate(zip(local, mpi)) if a != b]
                 assert not different, (f"{ranks} ranks {arguments}: step {different[0]} is {local[different[0]]} on threads "
                                        f"and {mpi[different[0]]} under MPI")
