@@ -20,10 +20,13 @@ std::string forms_help() {
   return "some of " + names + "; default: every form that the model allows";
 }
 
-std::vector<TrainForm> parse_forms(const std::vector<std::string>& names, bool has_query_latent) {
-  if (names.empty()) return possible_train_forms(has_query_latent);
+std::vector<TrainForm> parse_forms(const std::vector<std::string>& names, bool has_query_latent,
+                                   const AttentionOptions& options) {
   std::vector<TrainForm> forms;
   for (const std::string& form : names) forms.push_back(parse_train_form(form));
+  if (!names.empty()) return forms;
+  forms = possible_train_forms(has_query_latent);
+  if (options.kernel == AttentionKernel::kEager) std::erase(forms, TrainForm::kRing);
   return forms;
 }
 

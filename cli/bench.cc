@@ -33,10 +33,7 @@ AttentionBenchOptions attention_options(const LayerFlags& flags) {
   if (options.heads = flags.heads; options.heads.empty()) options.heads = {options.spec.dims.n_heads};
   if (flags.d_model > 0) options.spec.dims.d_model = flags.d_model;
   options.attention = parse(flags.attention);
-  options.forms = parse_forms(flags.forms, options.spec.dims.d_q_latent.has_value());
-  if (flags.forms.empty() && options.attention.kernel == AttentionKernel::kEager) {
-    std::erase(options.forms, TrainForm::kRing);
-  }
+  options.forms = parse_forms(flags.forms, options.spec.dims.d_q_latent.has_value(), options.attention);
   options.sequences = flags.sequences;
   options.sharding = parse_sharding(flags.sharding);
   options.batch = flags.batch;
@@ -100,10 +97,7 @@ std::vector<std::string> table_row(const AttentionBenchRow& row, const Attention
 
 void run_attention(const LayerFlags& flags) {
   AttentionBenchOptions options = attention_options(flags);
-  std::vector<at::ScalarType> dtypes;
-  for (const std::string& dtype : CLI::detail::split(flags.common.dtype, ',')) {
-    dtypes.push_back(parse_compute_dtype(dtype));
-  }
+  const std::vector<at::ScalarType> dtypes = parse_compute_dtypes(flags.common.dtype);
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
   check_grid(rank_counts, options);
   const size_t combinations = rank_counts.size() * dtypes.size() * options.heads.size() * options.sequences.size();

@@ -39,10 +39,7 @@ std::vector<std::string> table_row(const KernelBenchRow& row, const KernelBenchO
 
 void run(const Flags& flags) {
   const MlaDims dims = load_model_config(flags.model_config).mla.dims;
-  std::vector<at::ScalarType> dtypes;
-  for (const std::string& dtype : CLI::detail::split(flags.common.dtype, ',')) {
-    dtypes.push_back(parse_compute_dtype(dtype));
-  }
+  const std::vector<at::ScalarType> dtypes = parse_compute_dtypes(flags.common.dtype);
   const std::vector<int64_t> heads = flags.heads.empty() ? std::vector{dims.n_heads} : flags.heads;
   const size_t cells = dtypes.size() * heads.size() * flags.sequences.size() * flags.passes.size();
   Progress progress("kernel", static_cast<int64_t>(cells), "shapes", flags.common.quiet);

@@ -99,6 +99,12 @@ at::ScalarType parse_compute_dtype(const std::string& text) {
   return dtype;
 }
 
+std::vector<at::ScalarType> parse_compute_dtypes(const std::string& text) {
+  std::vector<at::ScalarType> dtypes;
+  for (const std::string& dtype : CLI::detail::split(text, ',')) dtypes.push_back(parse_compute_dtype(dtype));
+  return dtypes;
+}
+
 void add_inner_norm_eps(CLI::App& command, double& eps) {
   command.add_option("--inner-norm-eps", eps, "of q_norm and kv_norm, whatever rms_norm_eps says")
       ->capture_default_str();

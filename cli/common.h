@@ -37,6 +37,8 @@ void load_in_every_process(const CommonOptions& options, const std::function<voi
 
 // --dtype of commands that compute, one of fp32, bf16 and fp64. ConfigError for others.
 at::ScalarType parse_compute_dtype(const std::string& text);
+// Several, separated by commas.
+std::vector<at::ScalarType> parse_compute_dtypes(const std::string& text);
 
 // --inner-norm-eps of commands that take a model: what q_norm and kv_norm add to the mean square.
 void add_inner_norm_eps(CLI::App& command, double& eps);

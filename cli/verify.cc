@@ -84,8 +84,7 @@ std::vector<Row> verify_ranks(const RankRunner& run_ranks, const std::vector<Tra
 std::vector<Row> verify_all(const Flags& flags, const LayerCase& layer, bool prints) {
   const MlaDims& dims = layer.weights.dims();
   const AttentionOptions options = parse(flags.attention);
-  std::vector<TrainForm> forms = parse_forms(flags.forms, dims.d_q_latent.has_value());
-  if (flags.forms.empty() && options.kernel == AttentionKernel::kEager) std::erase(forms, TrainForm::kRing);
+  const std::vector<TrainForm> forms = parse_forms(flags.forms, dims.d_q_latent.has_value(), options);
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
   for (const CommonOptions& common : rank_counts) {
     const int ranks = count_ranks(common);

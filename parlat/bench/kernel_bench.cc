@@ -10,6 +10,8 @@
 
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/fused_attention.h"
+#include "parlat/kernels/gemm.h"
+#include "parlat/mla/documents.h"
 #include "parlat/tensor/compare.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/train/gemm_rate.h"
@@ -29,10 +31,18 @@ struct Case {
   double scale;
 };
 
-KeyRanges causal(int64_t n) {
-  std::vector<Range> rows;
-  for (int64_t s = 0; s < n; ++s) rows.push_back({0, s + 1});
-  return {1, n, n, std::move(rows)};
+struct KeysAndValues {
+  Tensor k, v;
+};
+
+// Written out for all heads, products in the dtype of the arithmetic.
+KeysAndValues write_out(const Tensor& latent, const Tensor& w_ukv, const MlaDims& d) {
+  const at::ScalarType compute = compute_dtype(latent.scalar_type());
+  const Tensor kv = at::matmul(latent.narrow(2, 0, d.d_latent).to(compute), w_ukv.to(compute).t())
+                        .to(latent.scalar_type())
+                        .unflatten(2, {d.n_heads, d.d_nope + d.d_v});
+  const Tensor k_rope = latent.narrow(2, d.d_latent, d.d_rope).unsqueeze(2).expand({-1, -1, d.n_heads, -1});
+  return {at::cat({kv.narrow(3, 0, d.d_nope), k_rope}, 3), kv.narrow(3, d.d_nope, d.d_v).contiguous()};
 }
 
 Case make_case(const MlaDims& d, int64_t n, at::ScalarType dtype, uint64_t seed) {
@@ -45,14 +55,11 @@ Case make_case(const MlaDims& d, int64_t n, at::ScalarType dtype, uint64_t seed)
          .latent = random({1, n, d.d_cache()}, 1, "latent"),
          .w_ukv = random({d.n_heads * (d.d_nope + d.d_v), d.d_latent}, 1 / std::sqrt(d.d_latent), "w_ukv"),
          .grad = random({1, n, d.n_heads, d.d_v}, 1, "grad"),
-         .visible = causal(n),
+         .visible = Documents::whole(1, n).visible(/*causal=*/true),
          .scale = 1 / std::sqrt(d.d_qk())};
-  const Tensor kv = at::matmul(c.latent.narrow(2, 0, d.d_latent).to(at::kFloat), c.w_ukv.to(at::kFloat).t())
-                        .to(dtype)
-                        .unflatten(2, {d.n_heads, d.d_nope + d.d_v});
-  const Tensor k_rope = c.latent.narrow(2, d.d_latent, d.d_rope).unsqueeze(2).expand({-1, -1, d.n_heads, -1});
-  c.k = at::cat({kv.narrow(3, 0, d.d_nope), k_rope}, 3);
-  c.v = kv.narrow(3, d.d_nope, d.d_v).contiguous();
+  const KeysAndValues written = write_out(c.latent, c.w_ukv, d);
+  c.k = written.k;
+  c.v = written.v;
   for (Tensor* leaf : {&c.q, &c.k, &c.v, &c.latent, &c.w_ukv}) leaf->requires_grad_();
   return c;
 }
@@ -97,7 +104,7 @@ std::vector<Tensor> run(const Kernel& kernel, const Case& c, bool backward) {
 Tensor exact_leaf(const Tensor& x) { return x.detach().to(at::kDouble).requires_grad_(); }
 
 // The definition in fp64: keys and values written out, so that their gradients reach latents and weights.
-std::vector<Tensor> exact(const Kernel& kernel, const Case& c, const MlaDims& d) {
+std::vector<Tensor> exact(bool from_latents, const Case& c, const MlaDims& d) {
   Case wide = c;
   for (auto [to, from] : {std::pair{&wide.q, &c.q},
                           {&wide.k, &c.k},
@@ -107,24 +114,18 @@ std::vector<Tensor> exact(const Kernel& kernel, const Case& c, const MlaDims& d)
     *to = exact_leaf(*from);
   }
   wide.grad = c.grad.to(at::kDouble);
-  const Kernel definition{
-      "definition", kernel.from_latents, [&](const Case& in) {
-        if (!kernel.from_latents) return eager_attention(in.q, in.k, in.v, in.visible, in.scale);
-        const Tensor kv =
-            at::matmul(in.latent.narrow(2, 0, d.d_latent), in.w_ukv.t()).unflatten(2, {d.n_heads, d.d_nope + d.d_v});
-        const Tensor k_rope = in.latent.narrow(2, d.d_latent, d.d_rope).unsqueeze(2);
-        const Tensor k = at::cat({kv.narrow(3, 0, d.d_nope), k_rope.expand({-1, -1, d.n_heads, -1})}, 3);
-        return eager_attention(in.q, k, kv.narrow(3, d.d_nope, d.d_v), in.visible, in.scale);
-      }};
+  const Kernel definition{"definition", from_latents, [&](const Case& in) {
+                            if (!from_latents) return eager_attention(in.q, in.k, in.v, in.visible, in.scale);
+                            const KeysAndValues written = write_out(in.latent, in.w_ukv, d);
+                            return eager_attention(in.q, written.k, written.v, in.visible, in.scale);
+                          }};
   return run(definition, wide, true);
 }
 
 // Up to 7 stages from the inputs to a weight's gradient, over sums as long as the sequence and all heads.
-void verify(const Kernel& kernel, const KernelBenchOptions& options, KernelBenchRow& row) {
-  const int64_t n = std::min(options.sequence, kVerifiedTokens);
-  const Case c = make_case(options.dims, n, options.dtype, options.seed);
-  const Tolerance tolerance = Tolerance::rounding(options.dtype, n * options.dims.n_heads, 7);
-  const std::vector<Tensor> got = run(kernel, c, true), want = exact(kernel, c, options.dims);
+void verify(const Kernel& kernel, const Case& c, const std::vector<Tensor>& want, Tolerance tolerance,
+            KernelBenchRow& row) {
+  const std::vector<Tensor> got = run(kernel, c, true);
   row.ok = true;
   row.tolerance = tolerance.relative_to_norm;
   for (size_t i = 0; i < got.size(); ++i) {
@@ -134,6 +135,17 @@ void verify(const Kernel& kernel, const KernelBenchOptions& options, KernelBench
     const Comparison compared = compare(got[i], want[i], tolerance, scale);
     row.max_error = std::max(row.max_error, compared.relative);
     row.ok = row.ok && compared.close;
+  }
+}
+
+void verify_all(const std::vector<Kernel>& kernels, const KernelBenchOptions& options,
+                std::vector<KernelBenchRow>& rows) {
+  const int64_t n = std::min(options.sequence, kVerifiedTokens);
+  const Case c = make_case(options.dims, n, options.dtype, options.seed);
+  const Tolerance tolerance = Tolerance::rounding(options.dtype, n * options.dims.n_heads, 7);
+  const std::vector<Tensor> of_keys = exact(false, c, options.dims), of_latents = exact(true, c, options.dims);
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    verify(kernels[i], c, kernels[i].from_latents ? of_latents : of_keys, tolerance, rows[i]);
   }
 }
 
@@ -161,8 +173,8 @@ std::vector<KernelBenchRow> bench_kernels(const KernelBenchOptions& options) {
   for (size_t i = 0; i < kernels.size(); ++i) {
     rows[i].kernel = kernels[i].name;
     count_flops(options, kernels[i].from_latents, rows[i]);
-    verify(kernels[i], options, rows[i]);
   }
+  verify_all(kernels, options, rows);
   const Case c = make_case(options.dims, options.sequence, options.dtype, options.seed);
   std::vector<std::vector<double>> ms(kernels.size());
   std::vector<double> gemm;

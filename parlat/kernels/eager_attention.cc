@@ -5,9 +5,8 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
-#include "parlat/base/error.h"
+#include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
@@ -27,22 +26,14 @@ struct Operands {
   int64_t d_v() const { return v_BTKv.size(3); }
   // Heads that share a key.
   int64_t heads_per_key() const { return n_heads() / std::max<int64_t>(1, k_BTKd.size(2)); }
-  at::TensorOptions compute_options() const {
-    return q_BSHd.options().dtype(compute_dtype(q_BSHd.scalar_type())).requires_grad(false);
-  }
 };
-
-// [tokens, columns] of one sequence and head.
-Tensor one_head(const Tensor& x_BSHd, int64_t b, int64_t h) { return x_BSHd.select(0, b).select(1, h); }
-
-Tensor rows(const Tensor& x, Range range) { return x.narrow(0, range.begin, range.size()); }
 
 Tensor probabilities(const Tensor& p_BHST, int64_t b, int64_t h, Range queries, Range keys) {
   return rows(p_BHST.select(0, b).select(0, h), queries).narrow(1, keys.begin, keys.size());
 }
 
 Scratch scratch(const Operands& in, int64_t n_rows, int64_t n_columns) {
-  return Scratch(n_rows * n_columns, in.compute_options());
+  return Scratch(n_rows * n_columns, compute_options(in.q_BSHd));
 }
 
 // Rows of scores become probabilities; columns are the keys from first_key on.
@@ -126,8 +117,8 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
   const Scratch q_room = scratch(in, block, in.d_qk()), grad_out_room = scratch(in, block, in.d_v());
   const Scratch p_room = scratch(in, block, in.n_keys()), score_room = scratch(in, block, in.n_keys());
   const Scratch grad_q_room = scratch(in, block, in.d_qk());
-  const Tensor grad_k = at::zeros({in.n_keys(), in.d_qk()}, in.compute_options());
-  const Tensor grad_v = at::zeros({in.n_keys(), in.d_v()}, in.compute_options());
+  const Tensor grad_k = at::zeros({in.n_keys(), in.d_qk()}, compute_options(in.q_BSHd));
+  const Tensor grad_v = at::zeros({in.n_keys(), in.d_v()}, compute_options(in.q_BSHd));
   const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
   const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
   for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
@@ -164,11 +155,6 @@ Tensor attend(const Operands& in, const Tensor& p_BHST) {
   return out;
 }
 
-struct SavedRanges final : torch::CustomClassHolder {
-  explicit SavedRanges(const KeyRanges& ranges) : visible(ranges) {}
-  KeyRanges visible;
-};
-
 class EagerAttention : public torch::autograd::Function<EagerAttention> {
  public:
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
@@ -176,17 +162,14 @@ class EagerAttention : public torch::autograd::Function<EagerAttention> {
     const Operands in{q, k, v, visible, scale};
     const Tensor p = at::empty({q.size(0), in.n_heads(), in.n_queries(), in.n_keys()}, q.options());
     const Tensor out = attend(in, p);
-    ctx->save_for_backward({q, k, v, p});
-    ctx->saved_data["visible"] = c10::IValue::make_capsule(c10::make_intrusive<SavedRanges>(visible));
-    ctx->saved_data["scale"] = scale;
+    save_attention(ctx, {q, k, v, p}, visible, scale);
     return out;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad) {
     const auto saved = ctx->get_saved_variables();
-    const auto ranges = c10::static_intrusive_pointer_cast<SavedRanges>(ctx->saved_data["visible"].toCapsule());
-    const Operands in{saved[0], saved[1], saved[2], ranges->visible, ctx->saved_data["scale"].toDouble()};
+    const Operands in{saved[0], saved[1], saved[2], saved_ranges(ctx), saved_scale(ctx)};
     const auto contiguous_like = [](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
     const Gradients grads{contiguous_like(saved[0]), contiguous_like(saved[1]), contiguous_like(saved[2])};
     for_each_key_head(in, [&](int64_t b, int64_t key_head) {
@@ -201,15 +184,10 @@ class EagerAttention : public torch::autograd::Function<EagerAttention> {
 
 Tensor eager_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible,
                        double softmax_scale) {
-  const int64_t n_heads = q_BSHd.size(2), n_key_heads = k_BTKd.size(2) == 1 ? 1 : n_heads;
-  check_shape(q_BSHd, {visible.batch(), visible.n_queries(), kAny, kAny}, "q");
-  check_shape(k_BTKd, {visible.batch(), visible.n_keys(), n_key_heads, q_BSHd.size(3)}, "k");
-  check_shape(v_BTKv, {visible.batch(), visible.n_keys(), n_key_heads, kAny}, "v");
-  PARLAT_ASSERT(k_BTKd.scalar_type() == q_BSHd.scalar_type() && v_BTKv.scalar_type() == q_BSHd.scalar_type(),
-                "q {}, k {}, v {}", name(q_BSHd.scalar_type()), name(k_BTKd.scalar_type()), name(v_BTKv.scalar_type()));
-  const bool differentiable =
-      at::GradMode::is_enabled() && (q_BSHd.requires_grad() || k_BTKd.requires_grad() || v_BTKv.requires_grad());
-  if (!differentiable) return attend({q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale}, Tensor());
+  check_attention(q_BSHd, k_BTKd, v_BTKv, visible);
+  if (!differentiable({q_BSHd, k_BTKd, v_BTKv})) {
+    return attend({q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale}, Tensor());
+  }
   return EagerAttention::apply(q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale);
 }
 

@@ -1,13 +1,11 @@
 #include "parlat/kernels/fused_attention.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
 #include "parlat/base/error.h"
+#include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/fused_passes.h"
-#include "parlat/kernels/gemm.h"
 
 namespace parlat {
 
@@ -17,11 +15,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-struct SavedRanges final : torch::CustomClassHolder {
-  explicit SavedRanges(const KeyRanges& ranges) : visible(ranges) {}
-  KeyRanges visible;
-};
-
 struct Attended {
   Tensor out_BSHv, lse_BSH;
 };
@@ -30,33 +23,21 @@ Attended attend(const FusedQuery& query, const KeySource& keys) {
   const Tensor& q = query.q_BSHd;
   const at::TensorOptions options = q.options().requires_grad(false);
   const Attended attended{at::empty({q.size(0), q.size(1), q.size(2), keys.d_v()}, options),
-                          at::empty({q.size(0), q.size(1), q.size(2)}, options.dtype(compute_dtype(q.scalar_type())))};
+                          at::empty({q.size(0), q.size(1), q.size(2)}, compute_options(q))};
   fused_forward(query, keys, attended.out_BSHv, attended.lse_BSH);
   return attended;
 }
 
-void save(AutogradContext* ctx, variable_list tensors, const KeyRanges& visible, double scale) {
-  ctx->save_for_backward(std::move(tensors));
-  ctx->saved_data["visible"] = c10::IValue::make_capsule(c10::make_intrusive<SavedRanges>(visible));
-  ctx->saved_data["scale"] = scale;
-}
-
-const KeyRanges& saved_ranges(AutogradContext* ctx) {
-  return c10::static_intrusive_pointer_cast<SavedRanges>(ctx->saved_data["visible"].toCapsule())->visible;
-}
-
 Tensor plain_zeros(const Tensor& x) { return at::zeros(x.sizes(), x.options().requires_grad(false)); }
 // In the dtype of the arithmetic: what several heads add to.
-Tensor wide_zeros(const Tensor& x) {
-  return at::zeros(x.sizes(), x.options().dtype(compute_dtype(x.scalar_type())).requires_grad(false));
-}
+Tensor wide_zeros(const Tensor& x) { return at::zeros(x.sizes(), compute_options(x)); }
 
 class FusedExplicit : public Function<FusedExplicit> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const KeyRanges& visible, double scale) {
     const Attended attended = attend({q, visible, scale}, ExplicitKeys(k, v));
-    save(ctx, {q, k, v, attended.out_BSHv, attended.lse_BSH}, visible, scale);
+    save_attention(ctx, {q, k, v, attended.out_BSHv, attended.lse_BSH}, visible, scale);
     return attended.out_BSHv;
   }
 
@@ -66,8 +47,8 @@ class FusedExplicit : public Function<FusedExplicit> {
     const bool shared = k.size(2) == 1;
     const Tensor grad_q = plain_zeros(q), grad_k = shared ? wide_zeros(k) : plain_zeros(k);
     const Tensor grad_v = shared ? wide_zeros(v) : plain_zeros(v);
-    fused_backward({q, saved_ranges(ctx), ctx->saved_data["scale"].toDouble()}, ExplicitKeys(k, v, grad_k, grad_v),
-                   saved[3], saved[4], grad[0], grad_q);
+    fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, ExplicitKeys(k, v, grad_k, grad_v), saved[3], saved[4],
+                   grad[0], grad_q);
     return {grad_q, grad_k.to(k.scalar_type()), grad_v.to(v.scalar_type()), {}, {}};
   }
 };
@@ -77,7 +58,7 @@ class FusedLatent : public Function<FusedLatent> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& latent, const Tensor& w,
                         const KeyRanges& visible, double scale, int64_t d_nope) {
     const Attended attended = attend({q, visible, scale}, LatentKeys(latent, w, q.size(2), d_nope));
-    save(ctx, {q, latent, w, attended.out_BSHv, attended.lse_BSH}, visible, scale);
+    save_attention(ctx, {q, latent, w, attended.out_BSHv, attended.lse_BSH}, visible, scale);
     ctx->saved_data["d_nope"] = d_nope;
     return attended.out_BSHv;
   }
@@ -87,33 +68,16 @@ class FusedLatent : public Function<FusedLatent> {
     const Tensor &q = saved[0], &latent = saved[1], &w = saved[2];
     const Tensor grad_q = plain_zeros(q), grad_latent = wide_zeros(latent), grad_w = plain_zeros(w);
     const LatentKeys keys(latent, w, q.size(2), ctx->saved_data["d_nope"].toInt(), grad_latent, grad_w);
-    fused_backward({q, saved_ranges(ctx), ctx->saved_data["scale"].toDouble()}, keys, saved[3], saved[4], grad[0],
-                   grad_q);
+    fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, keys, saved[3], saved[4], grad[0], grad_q);
     return {grad_q, grad_latent.to(latent.scalar_type()), grad_w, {}, {}, {}};
   }
 };
-
-bool differentiable(std::initializer_list<Tensor> inputs) {
-  return at::GradMode::is_enabled() &&
-         std::any_of(inputs.begin(), inputs.end(), [](const Tensor& x) { return x.requires_grad(); });
-}
-
-void check_dtypes(const Tensor& q, std::initializer_list<Tensor> others) {
-  for (const Tensor& x : others) {
-    PARLAT_ASSERT(x.scalar_type() == q.scalar_type(), "q {}, another input {}", name(q.scalar_type()),
-                  name(x.scalar_type()));
-  }
-}
 
 }  // namespace
 
 Tensor fused_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible,
                        double softmax_scale) {
-  const int64_t n_heads = q_BSHd.size(2), n_key_heads = k_BTKd.size(2) == 1 ? 1 : n_heads;
-  check_shape(q_BSHd, {visible.batch(), visible.n_queries(), kAny, kAny}, "q");
-  check_shape(k_BTKd, {visible.batch(), visible.n_keys(), n_key_heads, q_BSHd.size(3)}, "k");
-  check_shape(v_BTKv, {visible.batch(), visible.n_keys(), n_key_heads, kAny}, "v");
-  check_dtypes(q_BSHd, {k_BTKd, v_BTKv});
+  check_attention(q_BSHd, k_BTKd, v_BTKv, visible);
   if (differentiable({q_BSHd, k_BTKd, v_BTKv})) {
     return FusedExplicit::apply(q_BSHd, k_BTKd, v_BTKv, visible, softmax_scale);
   }
@@ -134,7 +98,9 @@ Tensor fused_latent_attention(const Tensor& q_BSHd, const Tensor& latent_BTd, co
         "got {}, {} and {}",
         shape_text(w_ukv_hL.sizes()), shape_text(q_BSHd.sizes()), shape_text(latent_BTd.sizes()));
   }
-  check_dtypes(q_BSHd, {latent_BTd, w_ukv_hL});
+  PARLAT_ASSERT(latent_BTd.scalar_type() == q_BSHd.scalar_type() && w_ukv_hL.scalar_type() == q_BSHd.scalar_type(),
+                "q {}, latent {}, w_ukv {}", name(q_BSHd.scalar_type()), name(latent_BTd.scalar_type()),
+                name(w_ukv_hL.scalar_type()));
   if (differentiable({q_BSHd, latent_BTd, w_ukv_hL})) {
     return FusedLatent::apply(q_BSHd, latent_BTd, w_ukv_hL, visible, softmax_scale, d_nope);
   }

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
@@ -16,13 +17,6 @@ namespace parlat {
 
 namespace {
 
-at::TensorOptions compute_options(const Tensor& x) {
-  return x.options().dtype(compute_dtype(x.scalar_type())).requires_grad(false);
-}
-
-// [tokens, columns] of one sequence and head.
-Tensor one_head(const Tensor& x_BSHd, int64_t b, int64_t h) { return x_BSHd.select(0, b).select(1, h); }
-Tensor rows(const Tensor& x, Range range) { return x.narrow(0, range.begin, range.size()); }
 // The part of a within b; an empty one lies within b, too.
 Range common(Range a, Range b) {
   const int64_t begin = std::clamp(a.begin, b.begin, b.end);
@@ -122,7 +116,7 @@ void finish_running(const FusedQuery& in, int64_t b, Running<T>& running, const 
     if (any) scale_row(&sum[s][0], sum.size(1), 1 / running.sum[s]);
     lse[s] = any ? running.max[s] + std::log(running.sum[s]) : -std::numeric_limits<T>::infinity();
   }
-  if (!running.sum_Sv.is_same(out_Sv)) rows(out_Sv, {0, out_Sv.size(0)}).copy_(running.sum_Sv);
+  if (!running.sum_Sv.is_same(out_Sv)) out_Sv.copy_(running.sum_Sv);
 }
 
 template <typename T>

@@ -5,16 +5,12 @@
 #include <thread>
 
 #include "parlat/base/error.h"
-#include "parlat/kernels/gemm.h"
+#include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/scratch.h"
 
 namespace parlat {
 
 namespace {
-
-at::TensorOptions compute_options(const Tensor& x) {
-  return x.options().dtype(compute_dtype(x.scalar_type())).requires_grad(false);
-}
 
 // [n, columns] of one sequence.
 Tensor rows(const Tensor& x_BTd, int64_t b, Range range) {

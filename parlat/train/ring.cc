@@ -46,7 +46,7 @@ struct Ring final : torch::CustomClassHolder {
       : comm(comm), scale(spec.softmax_scale()), d_nope(spec.dims.d_nope), batch(tokens.batch()) {
     for (int hop = 0; hop < comm.size(); ++hop) visible.push_back(visible_part(tokens, comm.rank(), owner(hop)));
   }
-  int owner(int hop) const { return (comm.rank() - hop + 2 * comm.size()) % comm.size(); }
+  int owner(int hop) const { return (comm.rank() - hop + comm.size()) % comm.size(); }
   int64_t count(int hop) const { return visible[hop % comm.size()].n_keys(); }
 
   // Passes `send` on and receives what the neighbour held, as large as what this rank holds at `hop`.
