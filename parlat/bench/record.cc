@@ -1,12 +1,12 @@
 #include "parlat/bench/record.h"
 
 #include <ATen/Version.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <thread>
 
 #include "build_info.h"
+#include "parlat/base/memory_limit.h"
 
 namespace parlat {
 
@@ -26,11 +26,10 @@ std::string cpu_name() {
 BuildInfo build_info() { return {.version = PARLAT_VERSION, .commit = PARLAT_COMMIT}; }
 
 nlohmann::json machine_json() {
-  const int64_t memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
   return {{"cpu", cpu_name()},
           {"cores", std::thread::hardware_concurrency()},
           {"isa", at::get_cpu_capability()},
-          {"memory_bytes", memory_bytes}};
+          {"memory_bytes", memory_limit()}};
 }
 
 nlohmann::json make_record(const std::string& command, const nlohmann::json& config, const nlohmann::json& rows) {

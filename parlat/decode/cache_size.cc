@@ -1,11 +1,11 @@
 #include "parlat/decode/cache_size.h"
 
 #include <c10/core/ScalarType.h>
-#include <unistd.h>
 
 #include <string_view>
 
 #include "parlat/base/error.h"
+#include "parlat/base/memory_limit.h"
 #include "parlat/base/units.h"
 
 namespace parlat {
@@ -19,7 +19,7 @@ double cache_elements_per_token(const MlaDims& dims, const LayoutSpec& layout, i
 void require_cache_memory(const ModelConfig& config, const LayoutSpec& layout, int64_t tokens, at::ScalarType dtype,
                           const Communicator& comm) {
   const int ranks_here = comm.backend() == std::string_view("local") ? comm.size() : 1;
-  const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  const auto memory = static_cast<double>(memory_limit());
   const double wanted = cache_elements_per_token(config.mla.dims, layout, comm.size()) *
                         static_cast<double>(config.n_layers) * static_cast<double>(c10::elementSize(dtype)) *
                         static_cast<double>(tokens) * ranks_here;

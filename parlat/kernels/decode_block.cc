@@ -22,40 +22,80 @@ using Vector = hn::Vec<Floats>;
 constexpr int64_t kLanes = hn::MaxLanes(Floats());
 constexpr int64_t kHeadVectors = kHeadBlock / kLanes;
 
-// Rows of a page in fp32: a view of fp32 rows, a copy of bf16 ones.
-inline const float* page_rows(const DecodeBlock& b, int64_t first_row, int64_t count, DecodeScratch& scratch) {
-  const int64_t d = b.width + b.d_rope;
-  if (!b.bf16) return static_cast<const float*>(b.rows) + first_row * d;
-  const auto* from = static_cast<const hwy::bfloat16_t*>(b.rows) + first_row * d;
+// Rows of one page in fp32, `stride` apart, and where those of the next page lie, to be asked of memory meanwhile.
+struct PageRows {
+  const float* rows;
+  int64_t stride, count;
+  const char* next;                      // null: there is none
+  int64_t next_row_bytes, line_columns;  // columns in 64 bytes
+};
+
+// A view of fp32 rows, a copy of bf16 ones.
+inline PageRows page_rows(const DecodeBlock& b, int64_t row, DecodeScratch& scratch) {
+  const int64_t d = b.width + b.d_rope, row_bytes = d * (b.bf16 ? 2 : 4), in_page = row % kPageTokens;
+  const auto row_of_page = [&](int64_t page, int64_t at) {
+    return static_cast<const char*>(b.rows) + (b.pages[page] * kPageTokens + at) * row_bytes;
+  };
+  PageRows page{nullptr, d, std::min(kPageTokens - in_page, b.range.end - row), nullptr, row_bytes, 64 * d / row_bytes};
+  if (row + page.count < b.range.end) page.next = row_of_page(row / kPageTokens + 1, 0);
+  const char* const at = row_of_page(row / kPageTokens, in_page);
+  if (!b.bf16) {
+    page.rows = reinterpret_cast<const float*>(at);
+    return page;
+  }
   const Floats floats;
   const hn::Rebind<hwy::bfloat16_t, Floats> halves;
-  int64_t i = 0;
-  for (; i + kLanes <= count * d; i += kLanes) {
-    hn::StoreU(hn::PromoteTo(floats, hn::LoadU(halves, from + i)), floats, scratch.rows.get() + i);
+  page.rows = scratch.rows.get();
+  page.stride = decode_row_stride(d);
+  for (int64_t t = 0; t < page.count; ++t) {
+    const auto* const from = reinterpret_cast<const hwy::bfloat16_t*>(at + t * row_bytes);
+    float* const to = scratch.rows.get() + t * page.stride;
+    int64_t j = 0;
+    for (; j + kLanes <= d; j += kLanes) hn::Store(hn::PromoteTo(floats, hn::LoadU(halves, from + j)), floats, to + j);
+    for (; j < d; ++j) to[j] = hwy::F32FromBF16(from[j]);
   }
-  for (; i < count * d; ++i) scratch.rows[i] = hwy::F32FromBF16(from[i]);
-  return scratch.rows.get();
+  return page;
 }
 
-// scores[t][h] = q[h] . rows[t] for kTokens rows.
+// scores[t][h] = q[h] . rows[t] for kTokens rows from row t0 on.
 template <int64_t kTokens>
-HWY_INLINE void score_rows(const float* q_transposed, const float* rows, int64_t d, float* scores) {
+HWY_INLINE void score_rows(const PageRows& page, int64_t t0, int64_t d, DecodeScratch& scratch) {
   const Floats floats;
+  const float* const rows = page.rows + t0 * page.stride;
   Vector sum[kTokens][kHeadVectors];
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t v = 0; v < kHeadVectors; ++v) sum[t][v] = hn::Zero(floats);
   }
-  for (int64_t j = 0; j < d; ++j) {
-    Vector q[kHeadVectors];
-    for (int64_t v = 0; v < kHeadVectors; ++v) q[v] = hn::Load(floats, q_transposed + j * kHeadBlock + v * kLanes);
-    for (int64_t t = 0; t < kTokens; ++t) {
-      const Vector row = hn::Set(floats, rows[t * d + j]);
-      for (int64_t v = 0; v < kHeadVectors; ++v) sum[t][v] = hn::MulAdd(row, q[v], sum[t][v]);
+  for (int64_t begin = 0; begin < d; begin += page.line_columns) {
+    // A line of the next page's rows for as many columns as it holds.
+    if (page.next != nullptr) {
+      for (int64_t t = 0; t < kTokens; ++t) {
+        __builtin_prefetch(page.next + (t0 + t) * page.next_row_bytes + begin / page.line_columns * 64, 0, 2);
+      }
+    }
+    const int64_t end = std::min(begin + page.line_columns, d);
+    for (int64_t j = begin; j < end; ++j) {
+      Vector q[kHeadVectors];
+      for (int64_t v = 0; v < kHeadVectors; ++v) {
+        q[v] = hn::Load(floats, scratch.q_transposed.get() + j * kHeadBlock + v * kLanes);
+      }
+      for (int64_t t = 0; t < kTokens; ++t) {
+        const Vector row = hn::Set(floats, rows[t * page.stride + j]);
+        for (int64_t v = 0; v < kHeadVectors; ++v) sum[t][v] = hn::MulAdd(row, q[v], sum[t][v]);
+      }
     }
   }
+  float* const scores = scratch.scores.get() + t0 * kHeadBlock;
   for (int64_t t = 0; t < kTokens; ++t) {
     for (int64_t v = 0; v < kHeadVectors; ++v) hn::Store(sum[t][v], floats, scores + t * kHeadBlock + v * kLanes);
   }
+}
+
+HWY_INLINE void score_page(const PageRows& page, int64_t d, DecodeScratch& scratch) {
+  constexpr int64_t kTokens = std::max<int64_t>(1, 12 / kHeadVectors);
+  int64_t t = 0;
+  for (; t + kTokens <= page.count; t += kTokens) score_rows<kTokens>(page, t, d, scratch);
+  for (; t < page.count; ++t) score_rows<1>(page, t, d, scratch);
 }
 
 // Scores become exp(score - new maximum); max, sum and scale (of what was summed before) follow.
@@ -84,10 +124,9 @@ HWY_INLINE void softmax_page(const DecodeBlock& b, int64_t count, DecodeScratch&
 // out[h][j..] = scale[h] out[h][j..] + sum over t of p[t][h] rows[t][j..], kHeads heads and kVectors vectors of
 // columns.
 template <int64_t kHeads, int64_t kVectors>
-HWY_INLINE void add_columns(const DecodeBlock& b, const float* rows, int64_t count, int64_t head, int64_t column,
-                            const DecodeScratch& scratch) {
+HWY_INLINE void add_tile(const DecodeBlock& b, const PageRows& page, int64_t head, int64_t column,
+                         const DecodeScratch& scratch) {
   const Floats floats;
-  const int64_t d = b.width + b.d_rope;
   Vector sum[kHeads][kVectors];
   for (int64_t h = 0; h < kHeads; ++h) {
     const Vector scale = hn::Set(floats, scratch.scale[head + h]);
@@ -95,9 +134,10 @@ HWY_INLINE void add_columns(const DecodeBlock& b, const float* rows, int64_t cou
       sum[h][v] = hn::Mul(scale, hn::LoadU(floats, b.out + (head + h) * b.width + column + v * kLanes));
     }
   }
-  for (int64_t t = 0; t < count; ++t) {
+  for (int64_t t = 0; t < page.count; ++t) {
     Vector row[kVectors];
-    for (int64_t v = 0; v < kVectors; ++v) row[v] = hn::LoadU(floats, rows + t * d + column + v * kLanes);
+    for (int64_t v = 0; v < kVectors; ++v)
+      row[v] = hn::LoadU(floats, page.rows + t * page.stride + column + v * kLanes);
     for (int64_t h = 0; h < kHeads; ++h) {
       const Vector p = hn::Set(floats, scratch.scores[t * kHeadBlock + head + h]);
       for (int64_t v = 0; v < kVectors; ++v) sum[h][v] = hn::MulAdd(p, row[v], sum[h][v]);
@@ -110,28 +150,32 @@ HWY_INLINE void add_columns(const DecodeBlock& b, const float* rows, int64_t cou
   }
 }
 
-HWY_INLINE void add_rest(const DecodeBlock& b, const float* rows, int64_t count, int64_t head, int64_t column,
-                         const DecodeScratch& scratch) {
-  const int64_t d = b.width + b.d_rope;
-  for (int64_t j = column; j < b.width; ++j) {
-    float sum = scratch.scale[head] * b.out[head * b.width + j];
-    for (int64_t t = 0; t < count; ++t) sum += scratch.scores[t * kHeadBlock + head] * rows[t * d + j];
-    b.out[head * b.width + j] = sum;
+// All heads: these columns of a page then lie in the nearest cache.
+template <int64_t kVectors>
+HWY_INLINE void add_columns(const DecodeBlock& b, const PageRows& page, int64_t column, const DecodeScratch& scratch) {
+  int64_t head = 0;
+  for (; head + 4 <= b.n_heads; head += 4) add_tile<4, kVectors>(b, page, head, column, scratch);
+  for (; head < b.n_heads; ++head) add_tile<1, kVectors>(b, page, head, column, scratch);
+}
+
+HWY_INLINE void add_column(const DecodeBlock& b, const PageRows& page, int64_t column, const DecodeScratch& scratch) {
+  for (int64_t h = 0; h < b.n_heads; ++h) {
+    float sum = scratch.scale[h] * b.out[h * b.width + column];
+    for (int64_t t = 0; t < page.count; ++t) {
+      sum += scratch.scores[t * kHeadBlock + h] * page.rows[t * page.stride + column];
+    }
+    b.out[h * b.width + column] = sum;
   }
 }
 
-template <int64_t kHeads>
-HWY_INLINE void add_heads(const DecodeBlock& b, const float* rows, int64_t count, int64_t head,
-                          const DecodeScratch& scratch) {
+HWY_INLINE void add_page(const DecodeBlock& b, const PageRows& page, const DecodeScratch& scratch) {
   constexpr int64_t kVectors = 3;
   int64_t column = 0;
   for (; column + kVectors * kLanes <= b.width; column += kVectors * kLanes) {
-    add_columns<kHeads, kVectors>(b, rows, count, head, column, scratch);
+    add_columns<kVectors>(b, page, column, scratch);
   }
-  for (; column + kLanes <= b.width; column += kLanes) {
-    add_columns<kHeads, 1>(b, rows, count, head, column, scratch);
-  }
-  for (int64_t h = 0; h < kHeads && column < b.width; ++h) add_rest(b, rows, count, head + h, column, scratch);
+  for (; column + kLanes <= b.width; column += kLanes) add_columns<1>(b, page, column, scratch);
+  for (; column < b.width; ++column) add_column(b, page, column, scratch);
 }
 
 void decode_block_of_this_target(const DecodeBlock& b, DecodeScratch& scratch) {
@@ -144,21 +188,12 @@ void decode_block_of_this_target(const DecodeBlock& b, DecodeScratch& scratch) {
   std::fill_n(b.sum, kHeadBlock, 0.0f);
   std::fill_n(b.max, kHeadBlock, std::numeric_limits<float>::lowest());  // Exp wants finite differences
 
-  constexpr int64_t kTokens = std::max<int64_t>(1, 12 / kHeadVectors);
   for (int64_t row = b.range.begin; row < b.range.end;) {
-    const int64_t in_page = row % kPageTokens, count = std::min(kPageTokens - in_page, b.range.end - row);
-    const float* rows = page_rows(b, b.pages[row / kPageTokens] * kPageTokens + in_page, count, scratch);
-    int64_t t = 0;
-    float* const scores = scratch.scores.get();
-    for (; t + kTokens <= count; t += kTokens) {
-      score_rows<kTokens>(scratch.q_transposed.get(), rows + t * d, d, scores + t * kHeadBlock);
-    }
-    for (; t < count; ++t) score_rows<1>(scratch.q_transposed.get(), rows + t * d, d, scores + t * kHeadBlock);
-    softmax_page(b, count, scratch);
-    int64_t head = 0;
-    for (; head + 4 <= b.n_heads; head += 4) add_heads<4>(b, rows, count, head, scratch);
-    for (; head < b.n_heads; ++head) add_heads<1>(b, rows, count, head, scratch);
-    row += count;
+    const PageRows page = page_rows(b, row, scratch);
+    score_page(page, d, scratch);
+    softmax_page(b, page.count, scratch);
+    add_page(b, page, scratch);
+    row += page.count;
   }
 }
 
@@ -172,7 +207,7 @@ HWY_EXPORT(decode_block_of_this_target);
 
 DecodeScratch::DecodeScratch(int64_t d)
     : q_transposed(hwy::AllocateAligned<float>(d * kHeadBlock)),
-      rows(hwy::AllocateAligned<float>(kPageTokens * d)),
+      rows(hwy::AllocateAligned<float>(kPageTokens * decode_row_stride(d))),
       scores(hwy::AllocateAligned<float>(kPageTokens * kHeadBlock)),
       scale(hwy::AllocateAligned<float>(kHeadBlock)) {}
 

@@ -24,12 +24,16 @@ struct DecodeBlock {
   float *max, *sum;  // [kHeadBlock]
 };
 
+// Of the rows of a page in fp32: an odd number of cache lines, so that one column of many rows does not fall into few
+// sets of the cache.
+inline int64_t decode_row_stride(int64_t d) { return ((d + 15) / 16 | 1) * 16; }
+
 // What a thread reuses from task to task: aligned to vectors.
 struct DecodeScratch {
   explicit DecodeScratch(int64_t d);
   using Floats = hwy::AlignedFreeUniquePtr<float[]>;
   Floats q_transposed;  // [d, kHeadBlock], d = width + d_rope
-  Floats rows;          // one page in fp32, [kPageTokens, d]
+  Floats rows;          // one page in fp32, [kPageTokens, decode_row_stride(d)]
   Floats scores;        // [kPageTokens, kHeadBlock], then probabilities
   Floats scale;         // [kHeadBlock]
 };

@@ -1,5 +1,7 @@
 #include "parlat/kernels/row_block.h"
 
+#include <hwy/cache_control.h>
+
 #include <type_traits>
 
 #undef HWY_TARGET_INCLUDE
@@ -22,6 +24,16 @@ HWY_INLINE Vector load(const hwy::bfloat16_t* from) {
 inline float widen(float value) { return value; }
 inline float widen(hwy::bfloat16_t value) { return hwy::F32FromBF16(value); }
 
+// What is asked of memory ahead of its use: rows that take as long to multiply as memory takes to answer. Processors'
+// own prefetching begins anew at every page, and a row is often no longer than one.
+constexpr int64_t kAheadBytes = 8192;
+
+template <typename T>
+int64_t elements_ahead(const RowBlock& b, int64_t n_rows) {
+  const int64_t bytes = n_rows * b.w_stride * static_cast<int64_t>(sizeof(T));
+  return n_rows * b.w_stride * (1 + kAheadBytes / (bytes + 1));
+}
+
 // kX rows of x times kW rows of w.
 template <int64_t kX, int64_t kW, typename T>
 HWY_INLINE void tile(const RowBlock& b, int64_t i, int64_t n) {
@@ -32,15 +44,24 @@ HWY_INLINE void tile(const RowBlock& b, int64_t i, int64_t n) {
   for (int64_t p = 0; p < kX; ++p) {
     for (int64_t q = 0; q < kW; ++q) sum[p][q] = hn::Zero(floats);
   }
-  int64_t j = 0;
-  for (; j + kLanes <= b.depth; j += kLanes) {
+  const auto add = [&](int64_t j) HWY_ATTR {
     Vector weight[kW];
     for (int64_t q = 0; q < kW; ++q) weight[q] = load(w + q * b.w_stride + j);
     for (int64_t p = 0; p < kX; ++p) {
       const Vector value = hn::LoadU(floats, x + p * b.x_stride + j);
       for (int64_t q = 0; q < kW; ++q) sum[p][q] = hn::MulAdd(value, weight[q], sum[p][q]);
     }
+  };
+  constexpr int64_t kLine = 64 / sizeof(T);
+  const T* const ahead = w + elements_ahead<T>(b, kW);
+  int64_t j = 0;
+  for (; j + kLine <= b.depth; j += kLine) {
+    if (i == 0) {
+      for (int64_t q = 0; q < kW; ++q) hwy::Prefetch(ahead + q * b.w_stride + j);
+    }
+    for (int64_t part = 0; part < kLine; part += kLanes) add(j + part);
   }
+  for (; j + kLanes <= b.depth; j += kLanes) add(j);
   for (int64_t p = 0; p < kX; ++p) {
     for (int64_t q = 0; q < kW; ++q) {
       float total = hn::GetLane(hn::SumOfLanes(floats, sum[p][q]));
