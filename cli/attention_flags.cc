@@ -8,25 +8,32 @@ void add_attention_options(CLI::App& command, AttentionFlags& flags) {
       .add_option("--save", flags.save,
                   "of keys and values for the backward pass: latent, which rebuilds them, or all (fused; laga, laga-q)")
       ->capture_default_str();
+  command
+      .add_option("--ring-groups", flags.ring_groups,
+                  "of hybrid: groups of ranks between which latents pass; heads are split within one (0: as many as "
+                  "leave several ranks in each)")
+      ->capture_default_str();
 }
 
 AttentionOptions parse(const AttentionFlags& flags) {
-  return {.kernel = parse_attention_kernel(flags.kernel), .save = parse_saved_keys(flags.save)};
+  return {.kernel = parse_attention_kernel(flags.kernel),
+          .save = parse_saved_keys(flags.save),
+          .ring_groups = flags.ring_groups};
 }
 
-std::string forms_help() {
+std::string form_names() {
   std::string names;
   for (const TrainForm form : all_train_forms()) names += (names.empty() ? "" : ", ") + std::string(name(form));
-  return "some of " + names + "; default: every form that the model allows";
+  return names;
 }
+
+std::string forms_help() { return "some of " + form_names() + "; default: every form that the model allows"; }
 
 std::vector<TrainForm> parse_forms(const std::vector<std::string>& names, bool has_query_latent,
                                    const AttentionOptions& options) {
+  if (names.empty()) return possible_train_forms(has_query_latent, options.kernel);
   std::vector<TrainForm> forms;
   for (const std::string& form : names) forms.push_back(parse_train_form(form));
-  if (!names.empty()) return forms;
-  forms = possible_train_forms(has_query_latent);
-  if (options.kernel == AttentionKernel::kEager) std::erase(forms, TrainForm::kRing);
   return forms;
 }
 

@@ -7,13 +7,16 @@
 
 namespace parlat {
 
-// --kernel and --save.
+// --kernel, --save and --ring-groups.
 struct AttentionFlags {
   std::string kernel = "fused", save = "latent";
+  int64_t ring_groups = 0;
 };
 void add_attention_options(CLI::App& command, AttentionFlags& flags);
 AttentionOptions parse(const AttentionFlags& flags);
 
+// "explicit, absorbed, ...".
+std::string form_names();
 // "some of explicit, absorbed, ...; default: every form" and the forms it names, by default all that the model
 // and the kernel can have.
 std::string forms_help();

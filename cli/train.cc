@@ -48,7 +48,7 @@ struct Flags {
 void add_flags(CLI::App& command, Flags& flags) {
   add_common_options(command, flags.common);
   TrainSettings& s = flags.settings;
-  const auto option = [&command](const char* name, auto& value, const char* help) {
+  const auto option = [&command](const char* name, auto& value, const std::string& help) {
     return command.add_option(name, value, help)->capture_default_str();
   };
   option("--model-config", flags.model_config, "built-in name, config.json, or a folder with one (tiny, or --init's)");
@@ -64,7 +64,7 @@ void add_flags(CLI::App& command, Flags& flags) {
   option("--checkpoint-every", s.checkpoint_every, "steps (0: at the end)");
   option("--keep", s.keep, "checkpoints to keep");
 
-  option("--form", flags.form, "explicit, absorbed, laga, laga-q or ring");
+  option("--form", flags.form, "one of " + form_names());
   add_attention_options(command, flags.attention);
   option("--sharding", flags.sharding, "contiguous or zigzag");
   option("--data-parallel", s.parallel.data, "ranks over the batch; the others split each sequence");

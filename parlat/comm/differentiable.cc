@@ -132,16 +132,6 @@ Tensor sequence_to_heads(const Tensor& x_BSHd, const HeadShards& heads, const Se
   return x_local_BSHd;
 }
 
-// The adjoint of a gather: this rank's tokens of the sum over ranks of their gradients.
-Tensor sum_to_shard(const Tensor& grad_BSd, const SequenceShards& tokens, Communicator& comm, const std::string& what) {
-  const at::NoGradGuard no_grad;
-  std::vector<Tensor> parts;
-  for (int p = 0; p < comm.size(); ++p) parts.push_back(local_tokens(grad_BSd, tokens, p));
-  const Tensor sum = at::empty(parts[comm.rank()].sizes(), grad_BSd.options());
-  comm.reduce_scatter(std::move(parts), sum, what).wait();
-  return sum;
-}
-
 void check_ranks(const SequenceShards& tokens, const Communicator& comm, const std::string& what) {
   PARLAT_ASSERT(tokens.ranks() == comm.size(), "'{}': shards of {} ranks on {}", what, tokens.ranks(), comm.size());
 }
@@ -168,6 +158,18 @@ Tensor scatter_sequence_gather_heads(const Tensor& x_BSHd, const HeadShards& hea
                  [heads, tokens, &comm, what](const Tensor& grad_local_BSHd) {
                    return heads_to_sequence(grad_local_BSHd, heads, tokens, comm, what + " gradient");
                  });
+}
+
+Tensor sum_to_shard(const Tensor& x_BSd, const SequenceShards& tokens, Communicator& comm, const std::string& what) {
+  check_ranks(tokens, comm, what);
+  check_shape(x_BSd, {kAny, tokens.sequence(), kAny}, what);
+  if (comm.size() == 1) return x_BSd;
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> parts;
+  for (int p = 0; p < comm.size(); ++p) parts.push_back(local_tokens(x_BSd, tokens, p));
+  const Tensor sum = at::empty(parts[comm.rank()].sizes(), x_BSd.options());
+  comm.reduce_scatter(std::move(parts), sum, what).wait();
+  return sum;
 }
 
 struct PendingGather::State {

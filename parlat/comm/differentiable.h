@@ -39,6 +39,10 @@ inline PendingGather gather_sequence_async(const Tensor& x_local_BSd, const Sequ
   return PendingGather(x_local_BSd, tokens, comm, std::move(what));
 }
 
+// The gather's adjoint by itself, not differentiable: [B, S, d] of every rank -> this rank's tokens of their sum. Sent:
+// the other ranks' tokens. P = 1: x itself.
+Tensor sum_to_shard(const Tensor& x_BSd, const SequenceShards& tokens, Communicator& comm, const std::string& what);
+
 // Rows of x [n, d] grouped by destination: send_counts[p] rows to rank p, in order; returns the received rows grouped
 // by source, receive_counts[p] each. Backward: the inverse exchange. For expert dispatch and combine.
 Tensor exchange_rows(const Tensor& x_nd, const std::vector<int64_t>& send_counts,

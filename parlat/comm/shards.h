@@ -22,6 +22,13 @@ class SequenceShards {
   int ranks() const { return static_cast<int>(runs_.size()); }
   const std::vector<Range>& runs(int rank) const { return runs_[rank]; }
   int64_t count(int rank) const;
+  // How many of a rank's tokens come before a global index.
+  int64_t count_before(int rank, int64_t index) const;
+
+  // Groups of `size` consecutive ranks, each taken as one rank with the tokens of all.
+  SequenceShards grouped(int size) const;
+  // Who of the ranks of group `group` holds which of its tokens, numbered from 0 in global order: the group's own view.
+  SequenceShards within_group(int size, int group) const;
 
  private:
   int64_t sequence_ = 0;

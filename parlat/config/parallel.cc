@@ -9,11 +9,12 @@ namespace parlat {
 
 namespace {
 
-constexpr std::array<std::pair<TrainForm, std::string_view>, 5> kForms = {{{TrainForm::kExplicit, "explicit"},
+constexpr std::array<std::pair<TrainForm, std::string_view>, 6> kForms = {{{TrainForm::kExplicit, "explicit"},
                                                                            {TrainForm::kAbsorbed, "absorbed"},
                                                                            {TrainForm::kLaga, "laga"},
                                                                            {TrainForm::kLagaQ, "laga-q"},
-                                                                           {TrainForm::kRing, "ring"}}};
+                                                                           {TrainForm::kRing, "ring"},
+                                                                           {TrainForm::kHybrid, "hybrid"}}};
 constexpr std::array<std::pair<AttentionKernel, std::string_view>, 2> kKernels = {
     {{AttentionKernel::kEager, "eager"}, {AttentionKernel::kFused, "fused"}}};
 constexpr std::array<std::pair<SavedKeys, std::string_view>, 2> kSavedKeys = {
@@ -29,11 +30,14 @@ const std::vector<TrainForm>& all_train_forms() {
 }
 
 std::string_view name(TrainForm form) { return name_in(kForms, form); }
-std::vector<TrainForm> possible_train_forms(bool has_query_latent) {
+std::vector<TrainForm> possible_train_forms(bool has_query_latent, AttentionKernel kernel) {
   std::vector<TrainForm> forms = all_train_forms();
   if (!has_query_latent) std::erase(forms, TrainForm::kLagaQ);
+  if (kernel != AttentionKernel::kFused) std::erase_if(forms, passes_latents);
   return forms;
 }
+
+bool passes_latents(TrainForm form) { return form == TrainForm::kRing || form == TrainForm::kHybrid; }
 
 std::string_view name(AttentionKernel kernel) { return name_in(kKernels, kernel); }
 std::string_view name(SavedKeys save) { return name_in(kSavedKeys, save); }
@@ -44,8 +48,18 @@ std::string_view name(Sharding sharding) { return name_in(kShardings, sharding);
 TrainForm parse_train_form(std::string_view text) { return parse_in(kForms, "form", text); }
 Sharding parse_sharding(std::string_view text) { return parse_in(kShardings, "sharding", text); }
 
+int64_t ring_groups(TrainForm form, int64_t sequence_ranks, int64_t n_heads, const AttentionOptions& options) {
+  if (form == TrainForm::kHybrid && options.ring_groups > 0) return options.ring_groups;
+  if (form == TrainForm::kHybrid) {
+    for (int64_t size = 2; size <= n_heads && size < sequence_ranks; ++size) {
+      if (sequence_ranks % size == 0) return sequence_ranks / size;
+    }
+  }
+  return sequence_ranks;
+}
+
 void validate_head_split(TrainForm form, int64_t sequence_ranks, int64_t n_heads) {
-  if (form != TrainForm::kRing && sequence_ranks > n_heads) {
+  if (!passes_latents(form) && sequence_ranks > n_heads) {
     throw ConfigError("form {}: expected at most {} sequence ranks, since it splits the {} heads over them, got {}",
                       name(form), n_heads, n_heads, sequence_ranks);
   }
@@ -58,9 +72,19 @@ void validate_form(TrainForm form, int64_t sequence_ranks, int64_t n_heads, bool
     throw ConfigError("form {}: expected a model with a query latent (q_lora_rank), which it gathers, got none",
                       name(form));
   }
-  if (form == TrainForm::kRing && options.kernel != AttentionKernel::kFused) {
+  if (passes_latents(form) && options.kernel != AttentionKernel::kFused) {
     throw ConfigError("form {}: expected kernel fused, since keys pass by in parts, got {}", name(form),
                       name(options.kernel));
+  }
+  if (form != TrainForm::kHybrid) return;
+  const int64_t groups = options.ring_groups;
+  if (groups < 0 || (groups > 0 && sequence_ranks % groups != 0)) {
+    throw ConfigError("form {}: expected ring-groups that divide the {} sequence ranks, or 0, got {}", name(form),
+                      sequence_ranks, groups);
+  }
+  if (groups > 0 && sequence_ranks / groups > n_heads) {
+    throw ConfigError("form {}: expected at most {} ranks a group, since they split the {} heads, got {}", name(form),
+                      n_heads, n_heads, sequence_ranks / groups);
   }
 }
 

@@ -108,7 +108,7 @@ Tensor attend_explicit(const MlaSpec& spec, const Tensor& q_BSHd, const KeysValu
 
 Tensor attend_latent(const MlaSpec& spec, const Tensor& q_BSHd, const Tensor& latent_BTd, const Tensor& w_ukv_hL,
                      const KeyRanges& visible, const AttentionOptions& options) {
-  if (options == AttentionOptions{AttentionKernel::kFused, SavedKeys::kLatent}) {
+  if (options.rebuilds_keys()) {
     check_shape(q_BSHd, {kAny, kAny, kAny, spec.dims.d_qk()}, "q");
     check_shape(latent_BTd, {kAny, kAny, spec.dims.d_cache()}, "latent");
     return fused_latent_attention(q_BSHd, latent_BTd, w_ukv_hL, visible, spec.softmax_scale());

@@ -57,9 +57,7 @@ int64_t explicit_elements(const AttentionShape& shape, const Split& split) {
 int64_t latent_elements(const AttentionShape& shape, const Split& split) {
   const MlaDims& d = shape.dims;
   const int64_t latent = split.all_tokens * d.d_cache();
-  if (shape.attention != AttentionOptions{AttentionKernel::kFused, SavedKeys::kLatent}) {
-    return latent + explicit_elements(shape, split);
-  }
+  if (!shape.attention.rebuilds_keys()) return latent + explicit_elements(shape, split);
   return latent + split.all_tokens * split.heads * d.d_qk() + fused_out(shape, split);
 }
 
@@ -82,15 +80,30 @@ void save(const AttentionShape& shape, const Split& split, int64_t queries, int6
                       (inverse_rms + lse) * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
 }
 
-// Every rank's latents pass by, but for those that come last; backward again, and their gradients in fp32 (fp64).
-void pass_latents(const AttentionShape& shape, FormCosts& costs) {
-  const int64_t ranks = shape.ranks(), width = shape.dims.d_cache();
-  const auto held = [&](int64_t hop) { return shape.tokens[(shape.rank - hop + ranks) % ranks] * width; };
-  for (int64_t hop = 0; hop + 1 < ranks; ++hop) {
-    costs.forward.send_recv += held(hop) * shape.element_bytes;
-    costs.backward.send_recv +=
-        held(hop) * shape.element_bytes + held(hop + 1) * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
+// A group of consecutive ranks as if it were all.
+AttentionShape group_of(const AttentionShape& shape, int64_t n_groups) {
+  const int64_t size = shape.ranks() / n_groups, first = shape.rank / size * size;
+  AttentionShape group = shape;
+  group.tokens.assign(shape.tokens.begin() + first, shape.tokens.begin() + first + size);
+  group.rank = static_cast<int>(shape.rank - first);
+  return group;
+}
+
+// Every group's latents pass by as shards, but for those that come last, and are gathered within the group; backward
+// again, and their gradients in fp32 (fp64).
+void pass_latents(const AttentionShape& shape, int64_t n_groups, FormCosts& costs) {
+  const int64_t ranks = shape.ranks(), size = ranks / n_groups, width = shape.dims.d_cache();
+  const int64_t bytes = shape.element_bytes, wide_bytes = std::max<int64_t>(bytes, kFp32Bytes);
+  const auto held = [&](int64_t hop) { return shape.tokens[(shape.rank - hop * size + ranks) % ranks] * width; };
+  for (int64_t hop = 0; hop + 1 < n_groups; ++hop) {
+    costs.forward.send_recv += held(hop) * bytes;
+    costs.backward.send_recv += held(hop) * bytes + held(hop + 1) * wide_bytes;
   }
+  int64_t gathered = 0;
+  for (int64_t hop = 0; hop < n_groups; ++hop) gathered += held(hop);
+  costs.forward.all_gather = costs.backward.all_gather = (size - 1) * gathered * bytes;
+  costs.backward.reduce_scatter = (Split(shape).all_tokens * width - gathered) * wide_bytes;
+  if (size > 1) costs.paper_bytes += gathered * 2;
 }
 
 }  // namespace
@@ -126,9 +139,17 @@ FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
       return costs;
     }
     case TrainForm::kRing:
-      pass_latents(shape, costs);
-      save(shape, split, split.local, split.all_heads, split.local * (d.d_cache() + split.all_heads * d.d_qk()), costs);
+    case TrainForm::kHybrid: {
+      const int64_t n_groups = ring_groups(form, shape.ranks(), d.n_heads, shape.attention);
+      const AttentionShape group = group_of(shape, n_groups);
+      const Split in_group(group);
+      exchange_heads(in_group, d.d_qk(), d.d_v, shape.element_bytes, costs);
+      pass_latents(shape, n_groups, costs);
+      save(group, in_group, in_group.all_tokens, in_group.heads,
+           split.local * d.d_cache() + in_group.all_tokens * in_group.heads * d.d_qk() + fused_out(group, in_group),
+           costs);
       return costs;
+    }
   }
   throw InternalError(fmt::format("form {} has no cost function in plan/", static_cast<int>(form)));
 }

@@ -36,9 +36,10 @@ struct SentBytes {
 //              laga-q    what laga saves, c_q after its norm being that of all tokens, T Q, and their rope table, T R
 //                        in fp32
 //              ring      latent t (L+R), q t H (N+R)
+//              hybrid    latent t (L+R), q T h (N+R), T and h being those of the group (ring: a group of one rank)
 // by kernel:   eager     probabilities h S T
-//              fused     lse T h (t H for ring) in fp32 (fp64 in fp64) and, where heads are exchanged, out T h V (not
-//                        absorbed); with only the latent saved, no k and v (laga, laga-q)
+//              fused     lse T h in fp32 (fp64 in fp64) and, where heads are exchanged, out T h V (not absorbed); with
+//                        only the latent saved, no k and v (laga, laga-q)
 struct FormCosts {
   SentBytes forward;
   SentBytes backward;       // without the gradient reduction of replicated weights

@@ -22,7 +22,8 @@ std::unique_ptr<Attention> make_attention(TrainForm form, Communicator& comm, co
     case TrainForm::kLagaQ:
       return std::make_unique<LagaQAttention>(comm, options);
     case TrainForm::kRing:
-      return std::make_unique<RingAttention>(comm, options);
+    case TrainForm::kHybrid:
+      return std::make_unique<RingAttention>(comm, ring_groups(form, comm.size(), dims.n_heads, options));
   }
   throw InternalError(fmt::format("no attention is registered for form {}", static_cast<int>(form)));
 }

@@ -8,8 +8,8 @@
 
 namespace parlat {
 
-// The registry of training forms. Throws ConfigError where `form` cannot run on comm.size() ranks with this layer or
-// these options, saying why.
+// The registry of training forms. Collective. Throws ConfigError where `form` cannot run on comm.size() ranks with this
+// layer or these options, saying why.
 std::unique_ptr<Attention> make_attention(TrainForm form, Communicator& comm, const MlaDims& dims,
                                           AttentionOptions options = {});
 

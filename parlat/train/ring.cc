@@ -1,87 +1,112 @@
 #include "parlat/train/ring.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
 #include "parlat/base/error.h"
+#include "parlat/comm/differentiable.h"
+#include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/fused_passes.h"
-#include "parlat/kernels/gemm.h"
 #include "parlat/mla/projections.h"
 
 namespace parlat {
+
+// Ranks as groups of consecutive ones, which stand in a ring. Graphs keep it alive.
+struct RankRing {
+  RankRing(Communicator& comm, int64_t n_groups) {
+    PARLAT_ASSERT(n_groups > 0 && comm.size() % n_groups == 0, "{} groups of {} ranks", n_groups, comm.size());
+    const int size = static_cast<int>(comm.size() / n_groups);
+    group = comm.split(comm.rank() / size);
+    ring = comm.split(comm.rank() % size);
+  }
+  std::unique_ptr<Communicator> group;  // the ranks of this rank's group
+  std::unique_ptr<Communicator> ring;   // this rank's place in every group, in the order of groups
+};
 
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// How many of a rank's tokens come before global index `end`.
-int64_t count_before(const std::vector<Range>& runs, int64_t end) {
-  int64_t count = 0;
-  for (const Range& run : runs) count += std::clamp(end, run.begin, run.end) - run.begin;
-  return count;
-}
-
-// Which of rank `owner`'s tokens the tokens of rank `rank` see. Both lie in increasing order, so that what a query sees
-// of the owner's is one interval, too.
-KeyRanges visible_part(const TokenShard& tokens, int rank, int owner) {
-  const std::vector<Range>& keys = tokens.shards.runs(owner);
+// Which of group `owner`'s tokens the tokens of group `group` see. Both lie in increasing order, so that what a query
+// sees of the owner's is one interval, too.
+KeyRanges visible_part(const KeyRanges& visible, const SequenceShards& groups, int group, int owner) {
   std::vector<Range> rows;
-  for (int64_t b = 0; b < tokens.batch(); ++b) {
-    for (const Range& run : tokens.shards.runs(rank)) {
+  for (int64_t b = 0; b < visible.batch(); ++b) {
+    for (const Range& run : groups.runs(group)) {
       for (int64_t s = run.begin; s < run.end; ++s) {
-        const Range& seen = tokens.visible.row(b, s);
-        rows.push_back({count_before(keys, seen.begin), count_before(keys, seen.end)});
+        const Range& seen = visible.row(b, s);
+        rows.push_back({groups.count_before(owner, seen.begin), groups.count_before(owner, seen.end)});
       }
     }
   }
-  return {tokens.batch(), tokens.shards.count(rank), tokens.shards.count(owner), std::move(rows)};
+  return {visible.batch(), groups.count(group), groups.count(owner), std::move(rows)};
 }
 
-// What a rank does hop by hop. At hop k it holds the latents of rank `rank - k`.
-struct Ring final : torch::CustomClassHolder {
-  Ring(const MlaSpec& spec, const TokenShard& tokens, Communicator& comm)
-      : comm(comm), scale(spec.softmax_scale()), d_nope(spec.dims.d_nope), batch(tokens.batch()) {
-    for (int hop = 0; hop < comm.size(); ++hop) visible.push_back(visible_part(tokens, comm.rank(), owner(hop)));
+// What a rank does hop by hop. At hop k the group holds the latents of group `group - k`.
+struct Passing final : torch::CustomClassHolder {
+  Passing(std::shared_ptr<RankRing> of_ranks, const MlaSpec& spec, const TokenShard& tokens)
+      : ranks(std::move(of_ranks)),
+        scale(spec.softmax_scale()),
+        d_nope(spec.dims.d_nope),
+        heads(spec.dims.n_heads, ranks->group->size()) {
+    const int size = ranks->group->size();
+    const SequenceShards groups = tokens.shards.grouped(size);
+    for (int hop = 0; hop < hops(); ++hop) {
+      visible.push_back(visible_part(tokens.visible, groups, owner(0), owner(hop)));
+      shares.push_back(tokens.shards.within_group(size, owner(hop)));
+    }
   }
-  int owner(int hop) const { return (comm.rank() - hop + comm.size()) % comm.size(); }
-  int64_t count(int hop) const { return visible[hop % comm.size()].n_keys(); }
+  int hops() const { return ranks->ring->size(); }
+  int owner(int hop) const { return (ranks->ring->rank() - hop + hops()) % hops(); }
 
   // Passes `send` on and receives what the neighbour held, as large as what this rank holds at `hop`.
   Handle pass_on(const Tensor& send, Tensor& receive, int hop, const char* what) const {
-    receive = at::empty({batch, count(hop), send.size(2)}, send.options());
-    const int next = (comm.rank() + 1) % comm.size();
-    return comm.send_recv(send, next, receive, owner(1), what);
+    const int64_t count = shares[hop % hops()].count(ranks->group->rank());
+    receive = at::empty({send.size(0), count, send.size(2)}, send.options());
+    return ranks->ring->send_recv(send, owner(hops() - 1), receive, owner(1), what);
   }
 
-  Communicator& comm;
-  double scale;
-  int64_t d_nope, batch;
-  std::vector<KeyRanges> visible;  // by hop
+  // The latents of the whole group of which this rank holds `shard`.
+  Tensor gather(const Tensor& shard_BSd, int hop) const {
+    return gather_sequence_async(shard_BSd, shares[hop], *ranks->group, "group latent").wait();
+  }
+  Tensor to_heads(const Tensor& x_local_BSHd, const char* what) const {
+    return scatter_heads_gather_sequence(x_local_BSHd, heads, shares[0], *ranks->group, what);
+  }
+  Tensor to_tokens(const Tensor& x_BSHd, const char* what) const {
+    return scatter_sequence_gather_heads(x_BSHd, heads, shares[0], *ranks->group, what);
+  }
+
+  const std::shared_ptr<RankRing> ranks;
+  const double scale;
+  const int64_t d_nope;
+  const HeadShards heads;
+  std::vector<KeyRanges> visible;      // by hop
+  std::vector<SequenceShards> shares;  // by hop: who of the group holds which of the latents
 };
 
-// Calls body(hop, latents) for every rank's latents, the next being under way meanwhile.
+// Calls body(hop, latents) for every group's latents, the next being under way meanwhile.
 template <typename Body>
-void for_each_hop(const Ring& ring, const Tensor& latent_BSd, const char* what, const Body& body) {
-  Tensor here = latent_BSd.contiguous();
-  for (int hop = 0; hop < ring.comm.size(); ++hop) {
+void for_each_hop(const Passing& passing, const Tensor& latent_local_BSd, const char* what, const Body& body) {
+  Tensor shard = latent_local_BSd.contiguous();
+  for (int hop = 0; hop < passing.hops(); ++hop) {
     Tensor next;
     Handle exchange;
-    if (hop + 1 < ring.comm.size()) exchange = ring.pass_on(here, next, hop + 1, what);
-    body(hop, here);
+    if (hop + 1 < passing.hops()) exchange = passing.pass_on(shard, next, hop + 1, what);
+    body(hop, passing.gather(shard, hop));
     exchange.wait();
-    here = next;
+    shard = next;
   }
 }
 
-// The gradients of latents, each following its latents from rank to rank and arriving at their owner with the last hop:
-// what each rank finds is added in the order in which they pass.
+// The gradients of latents, each following its latents from group to group and arriving at their owner with the last
+// hop: what each group finds is added in the order in which they pass.
 class TravellingGradient {
  public:
-  explicit TravellingGradient(const Ring& ring) : ring_(ring) {}
-  // `found`: the gradient of the latents held at this hop, from this rank's queries.
+  explicit TravellingGradient(const Passing& passing) : passing_(passing) {}
+  // `found`: the gradient of the latents held at this hop, from this group's queries.
   void add(int hop, const Tensor& found_BSd) {
     if (hop == 0) {
       own_ = found_BSd;
@@ -91,10 +116,10 @@ class TravellingGradient {
       exchange_.wait();
       found_BSd.add_(arriving_);
     }
-    exchange_ = ring_.pass_on(found_BSd, arriving_, hop + 1, "ring latent gradient");
+    exchange_ = passing_.pass_on(found_BSd, arriving_, hop + 1, "ring latent gradient");
   }
   Tensor of_own_latents() {
-    if (ring_.comm.size() > 1) {
+    if (passing_.hops() > 1) {
       exchange_.wait();
       own_.add_(arriving_);
     }
@@ -102,46 +127,47 @@ class TravellingGradient {
   }
 
  private:
-  const Ring& ring_;
+  const Passing& passing_;
   Tensor own_, arriving_;
   Handle exchange_;
 };
 
 class RingFunction : public torch::autograd::Function<RingFunction> {
  public:
-  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& latent, const Tensor& w_ukv,
-                        const c10::intrusive_ptr<Ring>& ring) {
-    const int64_t n_heads = q.size(2), d_v = w_ukv.size(0) / n_heads - ring->d_nope;
-    const at::TensorOptions wide = q.options().dtype(compute_dtype(q.scalar_type())).requires_grad(false);
-    const Tensor sum = at::empty({q.size(0), q.size(1), n_heads, d_v}, wide);
-    const Tensor lse = at::empty({q.size(0), q.size(1), n_heads}, wide);
-    for_each_hop(*ring, latent, "ring latent", [&](int hop, const Tensor& here) {
-      fused_forward({q, ring->visible[hop], ring->scale}, LatentKeys(here, w_ukv, n_heads, ring->d_nope), sum, lse,
-                    /*resume=*/hop > 0);
+  // w_ukv: the rows of this rank's heads.
+  static Tensor forward(AutogradContext* ctx, const Tensor& q_local, const Tensor& latent, const Tensor& w_ukv,
+                        const c10::intrusive_ptr<Passing>& passing) {
+    const Tensor q = passing->to_heads(q_local, "group query");
+    const int64_t n_heads = q.size(2), d_v = w_ukv.size(0) / n_heads - passing->d_nope;
+    const Tensor sum = at::empty({q.size(0), q.size(1), n_heads, d_v}, compute_options(q));
+    const Tensor lse = at::empty({q.size(0), q.size(1), n_heads}, compute_options(q));
+    for_each_hop(*passing, latent, "ring latent", [&](int hop, const Tensor& here) {
+      const LatentKeys keys(here, w_ukv, n_heads, passing->d_nope);
+      fused_forward({q, passing->visible[hop], passing->scale}, keys, sum, lse, /*resume=*/hop > 0);
     });
     const Tensor out = sum.to(q.scalar_type());
     ctx->save_for_backward({q, latent, w_ukv, out, lse});
-    ctx->saved_data["ring"] = c10::IValue::make_capsule(ring);
-    return out;
+    ctx->saved_data["passing"] = c10::IValue::make_capsule(passing);
+    return passing->to_tokens(out, "group out");
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &latent = saved[1], &w_ukv = saved[2];
-    const auto ring = c10::static_intrusive_pointer_cast<Ring>(ctx->saved_data["ring"].toCapsule());
-    const auto wide_zeros = [&](const Tensor& like) {
-      return at::zeros(like.sizes(), like.options().dtype(compute_dtype(q.scalar_type())).requires_grad(false));
-    };
+    const auto passing = c10::static_intrusive_pointer_cast<Passing>(ctx->saved_data["passing"].toCapsule());
+    const auto wide_zeros = [](const Tensor& like) { return at::zeros(like.sizes(), compute_options(like)); };
+    const Tensor grad_out = passing->to_heads(grad[0], "group out gradient");
     const Tensor grad_q = wide_zeros(q), grad_w = wide_zeros(w_ukv);
-    TravellingGradient travelling(*ring);
-    for_each_hop(*ring, latent, "ring latent again", [&](int hop, const Tensor& here) {
+    TravellingGradient travelling(*passing);
+    for_each_hop(*passing, latent, "ring latent again", [&](int hop, const Tensor& here) {
       const Tensor grad_here = wide_zeros(here);
-      const LatentKeys keys(here, w_ukv, q.size(2), ring->d_nope, grad_here, grad_w);
-      fused_backward({q, ring->visible[hop], ring->scale}, keys, saved[3], saved[4], grad[0], grad_q,
-                     /*parts=*/ring->comm.size() > 1);
-      travelling.add(hop, grad_here);
+      const LatentKeys keys(here, w_ukv, q.size(2), passing->d_nope, grad_here, grad_w);
+      fused_backward({q, passing->visible[hop], passing->scale}, keys, saved[3], saved[4], grad_out, grad_q,
+                     /*parts=*/passing->hops() > 1);
+      travelling.add(hop,
+                     sum_to_shard(grad_here, passing->shares[hop], *passing->ranks->group, "group latent gradient"));
     });
-    return {grad_q.to(q.scalar_type()),
+    return {passing->to_tokens(grad_q.to(q.scalar_type()), "group query gradient"),
             travelling.of_own_latents().to(latent.scalar_type()),
             grad_w.to(w_ukv.scalar_type()),
             {}};
@@ -150,11 +176,15 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
 
 }  // namespace
 
+RingAttention::RingAttention(Communicator& comm, int64_t n_groups)
+    : ranks_(std::make_shared<RankRing>(comm, n_groups)) {}
+
 Tensor RingAttention::forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const {
   check_shape(x_BSD, {tokens.batch(), tokens.local_count(), w.dims().d_model}, "x");
+  const auto passing = c10::make_intrusive<Passing>(ranks_, w.spec, tokens);
+  const Tensor w_ukv = up_projection(w, passing->heads.range(ranks_->group->rank()));
   const Tensor latent_BSd = project_latent(w, x_BSD, tokens.rope), q_BSHd = project_query(w, x_BSD, tokens.rope);
-  return project_output(
-      w, RingFunction::apply(q_BSHd, latent_BSd, w.w_ukv, c10::make_intrusive<Ring>(w.spec, tokens, comm_)));
+  return project_output(w, RingFunction::apply(q_BSHd, latent_BSd, w_ukv, passing));
 }
 
 }  // namespace parlat

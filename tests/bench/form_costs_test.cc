@@ -78,10 +78,14 @@ void expect_costs(TrainForm form, const AttentionOptions& options, const LayerCa
 class FormCostsOf : public ::testing::TestWithParam<TrainForm> {
  protected:
   static void expect_costs(const Shape& shape, int ranks) {
-    for (const AttentionOptions options :
-         {AttentionOptions{}, AttentionOptions{.save = SavedKeys::kAll}, AttentionOptions{AttentionKernel::kEager}}) {
-      if (GetParam() == TrainForm::kRing && options.kernel == AttentionKernel::kEager) continue;
-      SCOPED_TRACE(fmt::format("kernel {}, save {}", name(options.kernel), name(options.save)));
+    std::vector<AttentionOptions> all = {{}, {.save = SavedKeys::kAll}};
+    if (!passes_latents(GetParam())) all.push_back({AttentionKernel::kEager});
+    for (int groups = 1; GetParam() == TrainForm::kHybrid && groups <= ranks; ++groups) {
+      if (ranks % groups == 0) all.push_back({.ring_groups = groups});
+    }
+    for (const AttentionOptions& options : all) {
+      SCOPED_TRACE(fmt::format("kernel {}, save {}, ring groups {}", name(options.kernel), name(options.save),
+                               options.ring_groups));
       parlat::expect_costs(GetParam(), options, make_case(shape), ranks);
     }
   }
@@ -108,6 +112,31 @@ TEST_P(FormCostsOf, EqualTheCountersInEveryDtype) {
 
 INSTANTIATE_TEST_SUITE_P(Forms, FormCostsOf, ::testing::ValuesIn(all_train_forms()),
                          [](const auto& info) { return test_name(info.param); });
+
+// All ranks together, forward and backward, in bf16 with gradients of latents in fp32.
+TEST(RingGroups, AreChosenForTheFewestBytes) {
+  const auto sent = [](int ranks, int64_t n_heads, int64_t groups) {
+    AttentionShape shape;
+    shape.dims = load_model_config("v3").mla.dims;
+    shape.dims.n_heads = n_heads;
+    shape.tokens.assign(ranks, 5);
+    shape.attention.ring_groups = groups;
+    int64_t total = 0;
+    for (shape.rank = 0; shape.rank < ranks; ++shape.rank) {
+      const FormCosts costs = form_costs(TrainForm::kHybrid, shape);
+      total += costs.forward.total() + costs.backward.total();
+    }
+    return total;
+  };
+  for (const int64_t n_heads : {128, 7, 2}) {
+    for (const int ranks : {4, 6, 8, 9, 12, 16}) {
+      for (int64_t size = 2; size < ranks && size <= n_heads; ++size) {
+        if (ranks % size != 0) continue;
+        EXPECT_LE(sent(ranks, n_heads, 0), sent(ranks, n_heads, ranks / size)) << ranks << " ranks, " << size;
+      }
+    }
+  }
+}
 
 // LAGA's Table 1 and the ratio by heads, in MB as printed there; DeepSeek-V3's widths.
 TEST(PaperBytes, ReproduceTableOne) {

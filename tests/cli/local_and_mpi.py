@@ -51,6 +51,7 @@ def main():
         folder = pathlib.Path(name)
         for ranks, arguments in ((2, ["--form", "laga"]), (3, ["--form", "explicit", "--sharding", "zigzag"]),
                                  (3, ["--form", "ring", "--sharding", "zigzag"]),
+                                 (4, ["--form", "hybrid", "--sharding", "zigzag", "--ring-groups", "2"]),
                                  (4, ["--form", "absorbed", "--data-parallel", "2", "--expert-parallel", "4"])):
             local = run(program, folder / f"local-{ranks}-{arguments[1]}", f"local:{ranks}", [], arguments)
             for attempt in (1, 2):

@@ -34,9 +34,37 @@ TEST(Parallel, FormsSayWhatTheyNeed) {
   EXPECT_THAT(config_error([] { validate_form(TrainForm::kLagaQ, 2, 8, false, {}); }), HasSubstr("a query latent"));
   EXPECT_THAT(config_error([] { validate_form(TrainForm::kRing, 2, 8, false, {AttentionKernel::kEager}); }),
               HasSubstr("kernel fused"));
-  validate_form(TrainForm::kRing, 16, 8, false, {});
+  EXPECT_THAT(config_error([] { validate_form(TrainForm::kHybrid, 2, 8, false, {AttentionKernel::kEager}); }),
+              HasSubstr("kernel fused"));
+  for (const TrainForm form : {TrainForm::kRing, TrainForm::kHybrid}) validate_form(form, 16, 8, false, {});
   EXPECT_EQ(possible_train_forms(true), all_train_forms());
   EXPECT_THAT(possible_train_forms(false), ::testing::Not(::testing::Contains(TrainForm::kLagaQ)));
+  EXPECT_THAT(possible_train_forms(true, AttentionKernel::kEager),
+              ::testing::ElementsAre(TrainForm::kExplicit, TrainForm::kAbsorbed, TrainForm::kLaga, TrainForm::kLagaQ));
+}
+
+TEST(Parallel, HybridsGroupsMustFit) {
+  const auto hybrid = [](int64_t ranks, int64_t n_heads, int64_t groups) {
+    return config_error([&] { validate_form(TrainForm::kHybrid, ranks, n_heads, false, {.ring_groups = groups}); });
+  };
+  EXPECT_EQ(hybrid(6, 3, 2), "nothing thrown");
+  EXPECT_EQ(hybrid(6, 3, 4), "form hybrid: expected ring-groups that divide the 6 sequence ranks, or 0, got 4");
+  EXPECT_THAT(hybrid(6, 3, -1), HasSubstr("got -1"));
+  EXPECT_EQ(hybrid(8, 3, 2), "form hybrid: expected at most 3 ranks a group, since they split the 3 heads, got 4");
+  validate_form(TrainForm::kLaga, 3, 8, false, {.ring_groups = 2});  // hybrid's alone
+}
+
+TEST(Parallel, RingGroups) {
+  const auto chosen = [](int64_t ranks, int64_t n_heads) {
+    return ring_groups(TrainForm::kHybrid, ranks, n_heads, {});
+  };
+  EXPECT_EQ(chosen(8, 16), 4);
+  EXPECT_EQ(chosen(9, 16), 3);
+  EXPECT_EQ(chosen(9, 2), 9);  // three ranks can't split two heads
+  EXPECT_EQ(chosen(8, 1), 8);
+  for (const int64_t prime : {1, 2, 3, 7}) EXPECT_EQ(chosen(prime, 16), prime);
+  EXPECT_EQ(ring_groups(TrainForm::kHybrid, 8, 16, {.ring_groups = 1}), 1);
+  EXPECT_EQ(ring_groups(TrainForm::kRing, 8, 16, {.ring_groups = 2}), 8);
 }
 
 TEST(Parallel, TheMeshMustFit) {

@@ -46,7 +46,7 @@ class EveryForm : public ::testing::TestWithParam<FormAndRanks> {
   void matches_the_oracle(const FormCaseShape& shape) {
     const auto [form, ranks, sharding] = GetParam();
     const FormCase c = make_form_case(shape);
-    const bool ring = form == TrainForm::kRing;
+    const bool ring = passes_latents(form);
     if ((ranks > shape.n_heads && !ring) || (form == TrainForm::kLagaQ && !shape.d_q_latent)) {
       EXPECT_THROW(run_form(form, c, ranks, sharding), ConfigError);
       return;
@@ -115,6 +115,58 @@ INSTANTIATE_TEST_SUITE_P(Forms, EveryForm,
                          ::testing::Combine(::testing::ValuesIn(all_train_forms()), ::testing::Values(1, 2, 3, 4, 7, 8),
                                             ::testing::Values(Sharding::kContiguous, Sharding::kZigzag)),
                          form_and_ranks);
+
+// Every way to group the ranks.
+class EverySplit : public ::testing::TestWithParam<std::tuple<std::pair<int, int>, Sharding>> {
+ protected:
+  static void matches_the_oracle(const FormCaseShape& shape) {
+    const auto [split, sharding] = GetParam();
+    const auto [groups, size] = split;
+    const FormCase c = make_form_case(shape);
+    const AttentionOptions options{.ring_groups = groups};
+    if (size > shape.n_heads) {
+      EXPECT_THROW(run_form(TrainForm::kHybrid, c, groups * size, sharding, options), ConfigError);
+      return;
+    }
+    expect_same(run_form(TrainForm::kHybrid, c, groups * size, sharding, options), oracle(c), rounding(c));
+  }
+};
+
+TEST_P(EverySplit, MatchesTheOracleWithSevenHeads) { matches_the_oracle({.n_heads = 7}); }
+TEST_P(EverySplit, MatchesTheOracleWithFewerHeadsThanRanks) { matches_the_oracle({.n_heads = 3, .packed = false}); }
+TEST_P(EverySplit, MatchesTheOracleWithoutCausalMask) { matches_the_oracle({.n_heads = 8, .causal = false}); }
+TEST_P(EverySplit, MatchesTheOracleInBf16) { matches_the_oracle({.n_heads = 8, .dtype = at::kBFloat16}); }
+TEST_P(EverySplit, MatchesTheOracleWithEmptyRanks) { matches_the_oracle({.n_heads = 8, .sequence = 5}); }
+
+std::string split_name(const ::testing::TestParamInfo<EverySplit::ParamType>& info) {
+  const auto& [split, sharding] = info.param;
+  return fmt::format("{}x{}_{}", split.first, split.second, name(sharding));
+}
+
+// Groups, and ranks of each.
+const std::pair<int, int> kSplits[] = {{1, 1}, {1, 2}, {1, 3}, {2, 2}, {1, 4}, {3, 2},
+                                       {2, 3}, {1, 7}, {4, 2}, {2, 4}, {1, 8}};
+INSTANTIATE_TEST_SUITE_P(Hybrid, EverySplit,
+                         ::testing::Combine(::testing::ValuesIn(kSplits),
+                                            ::testing::Values(Sharding::kContiguous, Sharding::kZigzag)),
+                         split_name);
+
+void expect_same_bits(const OracleResult& got, const OracleResult& want) {
+  EXPECT_TRUE(got.out.equal(want.out));
+  for (const auto& [name, gradient] : want.gradients) EXPECT_TRUE(got.gradients.at(name).equal(gradient)) << name;
+}
+
+TEST(Hybrid, OfGroupsOfOneRankIsRing) {
+  const FormCase c = make_form_case({.n_heads = 8});
+  expect_same_bits(run_form(TrainForm::kHybrid, c, 4, Sharding::kZigzag, {.ring_groups = 4}),
+                   run_form(TrainForm::kRing, c, 4, Sharding::kZigzag));
+}
+
+TEST(Hybrid, OfOneGroupIsLaga) {
+  const FormCase c = make_form_case({.n_heads = 8});
+  expect_same_bits(run_form(TrainForm::kHybrid, c, 4, Sharding::kZigzag, {.ring_groups = 1}),
+                   run_form(TrainForm::kLaga, c, 4, Sharding::kZigzag));
+}
 
 // arXiv 2607.17644, Proposition 1.
 TEST(OneRank, LagaIsExplicitBitForBit) {
