@@ -14,8 +14,12 @@ void add_verify(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_convert(CLI::App& app);
+void add_plan(CLI::App& app);
+void add_plan_decode(CLI::App& plan);  // a subcommand of plan
+void add_plan_calibrate(CLI::App& plan);
 void add_bench(CLI::App& app);
 void add_bench_decode(CLI::App& bench);  // a subcommand of bench
 void add_bench_kernel(CLI::App& bench);
+void add_bench_nondeterminism(CLI::App& bench);
 
 }  // namespace parlat

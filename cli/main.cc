@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "cli/commands.h"
@@ -83,6 +84,8 @@ int run(CLI::App& app, const ConfigFile& config_file, int argc, char** argv) {
 }  // namespace parlat
 
 int main(int argc, char** argv) {
+  // Large tensors on large pages, unless the environment says otherwise: torch reads this at its first allocation.
+  ::setenv("THP_MEM_ALLOC_ENABLE", "1", /*overwrite=*/0);
   const parlat::BuildInfo build = parlat::build_info();
   CLI::App app("Train and serve models with Multi-head Latent Attention", "parlat");
   app.set_version_flag("--version", fmt::format("parlat {} ({})", build.version, build.commit));
@@ -98,6 +101,7 @@ int main(int argc, char** argv) {
   parlat::add_eval(app);
   parlat::add_generate(app);
   parlat::add_convert(app);
+  parlat::add_plan(app);
   parlat::add_bench(app);
   parlat::check_numbers(app);
   const int exit_code = parlat::run(app, *config_file, argc, argv);

@@ -16,6 +16,7 @@ find_package(GTest REQUIRED)
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(hwy REQUIRED)
+find_package(tomlplusplus REQUIRED)
 find_package(MPI COMPONENTS CXX)
 # OpenMPI's deprecated C++ bindings are never used.
 add_compile_definitions(OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)

@@ -40,7 +40,8 @@ find_python() {
 # Debian packages that are needed and not installed, one a line. $1: --test adds what only the tests use.
 missing_packages() {
   local packages=(ninja-build libopenmpi-dev openmpi-bin nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
-                  libpcre2-dev libutf8proc-dev libxxhash-dev libgtest-dev libgmock-dev libhwy-dev)
+                  libpcre2-dev libutf8proc-dev libxxhash-dev libgtest-dev libgmock-dev libhwy-dev
+                  libtomlplusplus-dev)
   [ "$1" != --test ] || packages+=(iproute2)
   if command -v dpkg-query >/dev/null; then
     # A name that was never installed makes dpkg-query fail after it has printed the others.

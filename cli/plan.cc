@@ -1,0 +1,226 @@
+#include <memory>
+
+#include "cli/attention_flags.h"
+#include "cli/commands.h"
+#include "cli/common.h"
+#include "cli/plan_flags.h"
+#include "parlat/base/units.h"
+#include "parlat/plan/crossover.h"
+#include "parlat/train/step_record.h"
+
+namespace parlat {
+
+namespace {
+
+struct TrainFlags {
+  CommonOptions common;
+  AttentionFlags attention;
+  std::string model_config = "v3", machine, sharding = "zigzag", pass = "forward+backward";
+  std::vector<int64_t> sequences = {4096, 16384, 131072};
+  int64_t heads = 0, layers = 0, memory = 0;
+  TrainPlanOptions options;
+};
+
+TrainPlanOptions train_options(const TrainFlags& flags) {
+  TrainPlanOptions options = flags.options;
+  const ModelConfig config = load_model_config(flags.model_config);
+  options.dims = config.mla.dims;
+  if (flags.heads > 0) options.dims.n_heads = flags.heads;
+  options.layers = flags.layers > 0 ? flags.layers : config.n_layers;
+  options.attention = parse(flags.attention);
+  options.sharding = parse_sharding(flags.sharding);
+  options.backward = flags.pass == "forward+backward";
+  options.memory_bytes = static_cast<double>(flags.memory);
+  return options;
+}
+
+// Of both passes.
+SentBytes sent(const FormCosts& costs) {
+  const SentBytes &f = costs.forward, &b = costs.backward;
+  return {.all_to_all = f.all_to_all + b.all_to_all,
+          .all_gather = f.all_gather + b.all_gather,
+          .reduce_scatter = f.reduce_scatter + b.reduce_scatter,
+          .all_reduce = f.all_reduce + b.all_reduce,
+          .send_recv = f.send_recv + b.send_recv};
+}
+
+std::string ms(double seconds) { return fmt::format("{:.4g}", seconds * 1e3); }
+std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count)); }
+
+std::vector<std::string> table_row(const FormPlan& plan, bool use) {
+  const std::string verdict = use ? "use this" : plan.misfit.empty() ? "fits" : plan.misfit;
+  if (!plan.runs) return {plan.label, "-", "-", "-", "-", "-", "-", "-", "-", "-", verdict};
+  return {plan.label,
+          bytes(sent(plan.costs).total()),
+          bytes(plan.between_bytes),
+          bytes(plan.costs.paper_bytes),
+          bytes(plan.costs.saved_bytes),
+          bytes(plan.peak_bytes),
+          ms(plan.compute_s),
+          ms(plan.exchange_s),
+          ms(plan.hidden_s),
+          ms(plan.total_s()),
+          verdict};
+}
+
+nlohmann::json to_json(const FormPlan& plan, const TrainPlanOptions& options, bool use) {
+  nlohmann::json row = {{"form", name(plan.form)},
+                        {"split", plan.label},
+                        {"ranks", options.ranks},
+                        {"nodes", options.nodes},
+                        {"heads", options.dims.n_heads},
+                        {"sequence", options.sequence},
+                        {"batch", options.batch},
+                        {"dtype", options.dtype},
+                        {"kernel", name(plan.attention.kernel)},
+                        {"pass", options.backward ? "forward+backward" : "forward"},
+                        {"predicted", true},
+                        {"runs", plan.runs},
+                        {"fits", plan.misfit.empty()},
+                        {"misfit", plan.misfit},
+                        {"use", use}};
+  if (!plan.runs) return row;
+  const auto in_ms = [](double seconds) { return seconds * 1e3; };
+  row["sent_bytes"] = to_json(sent(plan.costs));
+  row["sent_bytes_forward"] = to_json(plan.costs.forward);
+  row["between_nodes_bytes"] = plan.between_bytes;
+  row["paper_bytes"] = plan.costs.paper_bytes;
+  row["saved_bytes"] = plan.costs.saved_bytes;
+  row["peak_activation_bytes"] = plan.peak_bytes;
+  row["memory_bytes"] = plan.memory_bytes;
+  row["steps"] = plan.steps;
+  row["predicted_ms"] = {{"compute", in_ms(plan.compute_s)},
+                         {"exchange", in_ms(plan.exchange_s)},
+                         {"hidden", in_ms(plan.hidden_s)},
+                         {"total", in_ms(plan.total_s())}};
+  row["predicted_tokens_per_s"] = static_cast<double>(options.batch * options.sequence) / plan.total_s();
+  return row;
+}
+
+std::string sentence(const Crossover& at, bool several_nodes) {
+  const auto change = [](const std::optional<Change>& found, const auto& point, const char* beyond,
+                         const char* before) {
+    return found ? fmt::format("{} {}", found->wins_beyond ? beyond : before, point(found->at)) : std::string("at no");
+  };
+  const std::string tokens = change(
+      at.tokens, [](double x) { return format_count(std::llround(x)) + " tokens"; }, "from", "up to");
+  const std::string rate = change(
+      at.bytes_per_s, [](double x) { return format_bytes(x) + "/s"; }, "below", "above");
+  const char* const always = at.wins ? "always" : "never";
+  return fmt::format(
+      "{} {} {} here; {}; {}", at.form, at.wins ? "overtakes" : "is behind", at.rival,
+      at.tokens ? fmt::format("faster {}", tokens) : fmt::format("{} faster, whatever the sequence", always),
+      at.bytes_per_s ? fmt::format("faster with links {} nodes {}", several_nodes ? "between" : "within", rate)
+                     : fmt::format("{} faster, whatever the link", always));
+}
+
+nlohmann::json to_json(const Crossover& at, int64_t sequence) {
+  const auto change = [](const std::optional<Change>& found) {
+    return found ? nlohmann::json{{"at", found->at}, {"wins_beyond", found->wins_beyond}} : nlohmann::json();
+  };
+  return {{"form", at.form}, {"rival", at.rival},           {"sequence", sequence},
+          {"wins", at.wins}, {"tokens", change(at.tokens)}, {"bytes_per_s", change(at.bytes_per_s)}};
+}
+
+void run_train(const TrainFlags& flags) {
+  const Machine machine = load_machine(flags.machine);
+  TrainPlanOptions options = train_options(flags);
+  nlohmann::json rows = nlohmann::json::array(), crossovers = nlohmann::json::array(), advice = nlohmann::json::array();
+  fmt::print(
+      "predicted, one layer of {} on {}: {} rank{} on {} node{}, {}, kernel {}, {}; memory: {} layers' activations of "
+      "attention\n",
+      flags.model_config, machine.name, options.ranks, options.ranks > 1 ? "s" : "", options.nodes,
+      options.nodes > 1 ? "s" : "", options.dtype, name(options.attention.kernel), flags.pass, options.layers);
+  for (const int64_t sequence : flags.sequences) {
+    options.sequence = sequence;
+    const TrainPlan plan = plan_train(machine, options);
+    std::vector<std::vector<std::string>> table = {{fmt::format("{} tokens", format_count(sequence)), "sent",
+                                                    "to other nodes", "paper fwd", "saved", "peak", "compute ms",
+                                                    "exchange ms", "hidden ms", "ms", ""}};
+    for (size_t i = 0; i < plan.forms.size(); ++i) {
+      const bool use = plan.best == i;
+      table.push_back(table_row(plan.forms[i], use));
+      rows.push_back(to_json(plan.forms[i], options, use));
+    }
+    fmt::print("\n");
+    print_table(table);
+    fmt::print("{}\n", plan.reason);
+    advice.push_back({{"sequence", sequence}, {"reason", plan.reason}});
+    for (const Crossover& at : find_crossovers(machine, options)) {
+      fmt::print("{}\n", sentence(at, options.nodes > 1));
+      crossovers.push_back(to_json(at, sequence));
+    }
+  }
+  flush_stdout();
+  write_record(flags.common, "plan train",
+               {{"model_config", flags.model_config},
+                {"machine", machine.name},
+                {"layers", options.layers},
+                {"mlp_width", options.mlp_width},
+                {"sharding", flags.sharding},
+                {"crossovers", crossovers},
+                {"advice", advice}},
+               rows);
+}
+
+void add_plan_train(CLI::App& plan) {
+  const CLI::Range count(int64_t{1}, int64_t{1} << 40);
+  const auto flags = std::make_shared<TrainFlags>();
+  TrainPlanOptions& options = flags->options;
+  CLI::App* const command = plan.add_subcommand(
+      "train", "every form at given ranks and lengths: bytes, memory and time as predicted, and the one to use");
+  command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
+      ->capture_default_str();
+  add_plan_machine(*command, flags->machine, options.ranks, options.nodes, options.dtype);
+  add_attention_options(*command, flags->attention);
+  command->add_option("--sequence", flags->sequences, "tokens of a sequence")
+      ->delimiter(',')
+      ->check(count)
+      ->capture_default_str();
+  command->add_option("--batch", options.batch, "sequences")->check(count)->capture_default_str();
+  command->add_option("--heads", flags->heads, "in place of the model's")->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--layers", flags->layers, "whose activations are kept for the backward pass; default: the model's")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--mlp-width", options.mlp_width, "adds the time of a gated MLP of this width to each layer's")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--sharding", flags->sharding, "contiguous or zigzag")->capture_default_str();
+  command->add_option("--pass", flags->pass, "forward or forward+backward")
+      ->check(CLI::IsMember({"forward", "forward+backward"}))
+      ->capture_default_str();
+  add_plan_memory(*command, flags->memory, "of a rank for attention's activations, as in 60GB; default: the machine's");
+  command->add_option("--json", flags->common.json, "write every figure to this file");
+  command->callback([flags] { run_train(*flags); });
+}
+
+}  // namespace
+
+void add_plan_machine(CLI::App& command, std::string& machine, int64_t& ranks, int64_t& nodes, std::string& dtype) {
+  std::string names;
+  for (const std::string& name : shipped_machine_names()) names += (names.empty() ? "" : ", ") + name;
+  command.add_option("--machine", machine, "a description (docs/plan.md), or one of " + names)->required();
+  command.add_option("--ranks", ranks, "in all")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--nodes", nodes, "that they are spread over evenly")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--dtype", dtype, "bf16, fp32 or fp64")->capture_default_str();
+}
+
+void add_plan_memory(CLI::App& command, int64_t& memory, const std::string& help) {
+  command.add_option("--memory", memory, help)
+      ->type_name("SIZE")  // main.cc holds what CLI11 calls INT to digits
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 60));
+}
+
+void add_plan(CLI::App& app) {
+  CLI::App* const plan = app.add_subcommand("plan", "predict, without running anything, what would take how long");
+  plan->require_subcommand(1);
+  add_plan_train(*plan);
+  add_plan_decode(*plan);
+  add_plan_calibrate(*plan);
+}
+
+}  // namespace parlat

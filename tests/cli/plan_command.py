@@ -1,0 +1,116 @@
+"""parlat plan: tables, records, exit codes, and how fast it answers. Usage: plan_command.py PROGRAM"""
+
+import json
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv.pop(1)
+TRAIN = ("train", "--model-config", "v3", "--machine", "h800x8-roce.toml")
+
+
+def plan(*arguments):
+    return subprocess.run([PROGRAM, "plan", *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+class Plan(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def record(self, *arguments):
+        out = self.folder / "record.json"
+        done = plan(*arguments, "--json", out)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout, json.loads(out.read_text())
+
+    def test_train(self):
+        text, record = self.record(*TRAIN, "--ranks", 16, "--nodes", 2, "--sequence", "4096,16384,131072")
+        self.assertEqual(record["command"], "plan train")
+        rows = record["rows"]
+        self.assertTrue(all(row["predicted"] for row in rows))
+        self.assertIn("predicted", text)
+        for sequence in (4096, 16384, 131072):
+            here = {row["split"]: row for row in rows if row["sequence"] == sequence}
+            self.assertEqual(list(here), ["explicit", "absorbed", "laga", "laga-q", "ring", "hybrid 2x8", "hybrid 4x4",
+                                          "hybrid 8x2"])
+            used = [row for row in here.values() if row["use"]]
+            self.assertEqual(len(used), 1)
+            fastest = min(row["predicted_ms"]["total"] for row in here.values() if row["fits"])
+            self.assertEqual(used[0]["predicted_ms"]["total"], fastest)
+            self.assertRegex(text, rf"(?m)^{used[0]['split']} .* use this$")
+        self.assertEqual(next(row for row in rows if row["split"] == "explicit")["paper_bytes"], 78643200)
+        self.assertEqual({at["form"] for at in record["config"]["crossovers"]}, {"laga-q", "ring", "hybrid"})
+        self.assertEqual(len(record["config"]["advice"]), 3)
+
+    def test_decode(self):
+        text, record = self.record("decode", "--model-config", "k2", "--ranks", 8, "--context", 32768, "--batch", "1,64",
+                                   "--memory", "80GB", "--weights", "fp8", "--machine", "h800x8-roce", "--layers", 8)
+        rows = {(row["layout"], row["groups"], row["batch"]): row for row in record["rows"]}
+        self.assertEqual({key[:2] for key in rows},
+                         {("mla", 1), ("dcp", 1), ("gqa", 8)} | {(layout, groups) for layout in ("gla", "tpla", "tpla-dcp")
+                                                                for groups in (2, 4, 8)})
+        self.assertEqual(rows["tpla", 2, 64]["cache_bytes_per_token"], 320 * 8 * 2)
+        largest = rows["mla", 1, 1]["largest_batch"]
+        self.assertIn(("mla", 1, largest), rows)
+        self.assertRegex(text, r"(?m)^tpla +2 +5\.1 kB")
+
+    def test_answers_at_once(self):
+        """In processor time, beyond what starting the program takes."""
+        asked = min(self.seconds(*TRAIN, "--ranks", 16, "--nodes", 2, "--sequence", "4096,16384,131072") for _ in range(5))
+        self.assertLess(asked - min(self.seconds("--help") for _ in range(5)), 0.1)
+
+    def seconds(self, *arguments):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertEqual(plan(*arguments).returncode, 0)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    def test_what_cannot_be(self):
+        broken = self.folder / "broken.toml"
+        broken.write_text("ranks_per_node = 8\nspeed = 3\n")
+        for arguments, code, message in (
+                ((*TRAIN, "--ranks", 8, "--nodes", 3), 2, "nodes: expected a divisor of the 8 ranks, got 3"),
+                ((*TRAIN, "--ranks", 0), 2, "--ranks"),
+                ((*TRAIN, "--ranks", 8, "--sequence", "4096,0"), 2, "--sequence"),
+                ((*TRAIN, "--ranks", 8, "--sequence", "-1"), 2, "--sequence"),
+                ((*TRAIN, "--ranks", 16), 2, "ranks: expected at most 8 on each of 1 node of h800x8-roce, got 16"),
+                ((*TRAIN, "--batch", 1 << 30, "--sequence", 1 << 40), 2, "sequence: expected sizes whose products"),
+                ((*TRAIN, "--dtype", "fp16"), 2, "fp16"),
+                (("train", "--machine", broken), 2, f"{broken}: memory_gb: expected a number above 0, got nothing"),
+                (("train", "--machine", "nowhere"), 3, "machine: expected a file that can be read or one of "),
+                (("train",), 2, "--machine"),
+                (("decode", "--machine", "h800x8-roce", "--context", 0), 2, "--context"),
+                (("decode", "--machine", "h800x8-roce", "--memory", "0"), 2, "--memory"),
+                ((), 2, "plan: expected one of train, decode, calibrate, got none")):
+            done = plan(*arguments)
+            self.assertEqual(done.returncode, code, arguments)
+            self.assertIn(message, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_many_ranks(self):
+        _, record = self.record(*TRAIN, "--ranks", 100000, "--nodes", 12500, "--sequence", 10**7)
+        runs = {row["split"]: row for row in record["rows"] if row["runs"]}
+        self.assertIn("ring", runs)
+        self.assertNotIn("laga", runs)
+        for row in runs.values():
+            self.assertGreater(row["predicted_ms"]["total"], 0)
+            self.assertGreater(row["sent_bytes"]["total"], 0)
+
+    def test_calibrate_describes_this_machine(self):
+        out = self.folder / "machine.toml"
+        done = plan("calibrate", "--out", out, "--quick", "--ranks", "local:2", "--dtype", "fp32", "--quiet")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout, out.read_text())
+        _, record = self.record("train", "--model-config", "v2-lite", "--machine", out, "--dtype", "fp32", "--ranks", 2,
+                                "--sequence", 1024)
+        for row in record["rows"]:
+            if row["runs"]:
+                self.assertTrue(1 < row["predicted_ms"]["total"] < 1e5, row)
+        self.assertEqual(plan("calibrate", "--out", self.folder / "no" / "where", "--quick", "--dtype", "fp32").returncode, 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,50 @@
+// The papers' own figures against what is predicted from one description of their machine.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include "parlat/plan/decode_plan.h"
+#include "parlat/plan/train_plan.h"
+
+namespace parlat {
+namespace {
+
+// The stack of LAGA's section 4.1: four layers, queries straight from the input, an MLP of 8192.
+constexpr int64_t kLayers = 4, kMlpWidth = 8192;
+
+struct Cell {
+  int64_t ranks, sequence;
+  double of_explicit, of_absorbed, of_laga;  // tokens/s, fused
+};
+// Tables 4 (one node) and 5 (two).
+constexpr Cell kCells[] = {{8, 4096, 53060, 38373, 55571},  {8, 8192, 51673, 28839, 54883},
+                           {8, 16384, 38273, 16767, 39932}, {16, 4096, 43247, 38980, 46273},
+                           {16, 8192, 56369, 43048, 65067}, {16, 16384, 50623, 30895, 62866}};
+
+double tokens_per_s(const TrainPlan& plan, TrainForm form, int64_t sequence) {
+  for (const FormPlan& row : plan.forms) {
+    if (row.form == form) return static_cast<double>(sequence) / (kLayers * row.total_s());
+  }
+  return 0;
+}
+
+TEST(LagaTables, RatiosOfTheFusedBlocksWithinATenth) {
+  const Machine machine = load_machine("ascend910b-roce");
+  TrainPlanOptions options{.dims = load_model_config("v3").mla.dims, .mlp_width = kMlpWidth};
+  options.dims.d_q_latent.reset();
+  for (const Cell& cell : kCells) {
+    SCOPED_TRACE(fmt::format("{} ranks, {} tokens", cell.ranks, cell.sequence));
+    options.ranks = cell.ranks;
+    options.nodes = cell.ranks / 8;
+    options.sequence = cell.sequence;
+    const TrainPlan plan = plan_train(machine, options);
+    const auto of = [&](TrainForm form) { return tokens_per_s(plan, form, cell.sequence); };
+    const double of_explicit = of(TrainForm::kExplicit);
+    EXPECT_NEAR(of(TrainForm::kLaga) / of_explicit / (cell.of_laga / cell.of_explicit), 1, 0.1);
+    EXPECT_NEAR(of(TrainForm::kAbsorbed) / of_explicit / (cell.of_absorbed / cell.of_explicit), 1, 0.1);
+    // What the description was fitted to, in tokens/s.
+    EXPECT_NEAR(of_explicit / cell.of_explicit, 1, 0.12);
+  }
+}
+
+}  // namespace
+}  // namespace parlat
