@@ -21,7 +21,8 @@ struct CalibrateOptions {
 
 // What plan/ needs to know of the machine that the ranks run on, all of them working at once: rates of products and
 // kernels by dtype, of copies, latency and rate of all-to-all within a node and between nodes, what an exchange hides
-// behind a product, and what a layer of hardly any work takes. The best of several; a few seconds, quick about one a dtype.
+// behind a product, and what a layer of hardly any work takes. The best of several; a few seconds, quick about one a
+// dtype.
 Machine calibrate(const CalibrateOptions& options, const RankRunner& run_ranks);
 
 }  // namespace parlat
