@@ -219,6 +219,7 @@ void add_bench(CLI::App& app) {
   add_comm(*bench);
   add_bench_decode(*bench);
   add_bench_kernel(*bench);
+  add_bench_nondeterminism(*bench);
 }
 
 }  // namespace parlat

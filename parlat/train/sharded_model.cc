@@ -41,8 +41,8 @@ Tensor ShardedModel::hidden(const Batch& batch, const Transformer::Observer& obs
   return transformer_.forward(local(batch.tokens_BS), shard, observe);
 }
 
-Tensor ShardedModel::loss_sum(const Batch& batch) const {
-  return token_loss_sum(transformer_, hidden(batch).flatten(0, 1), local(batch.targets_BS).flatten());
+Tensor ShardedModel::loss_sum(const Batch& batch, const Transformer::Observer& observe) const {
+  return token_loss_sum(transformer_, hidden(batch, observe).flatten(0, 1), local(batch.targets_BS).flatten());
 }
 
 std::string ShardedModel::first_non_finite(const Batch& batch) const {

@@ -25,16 +25,17 @@ class ShardedModel {
 
   // Collective over the sequence and expert ranks. The sum of the losses of this rank's tokens; `batch` holds the
   // sequences of its data index.
-  Tensor loss_sum(const Batch& batch) const;
+  Tensor loss_sum(const Batch& batch, const Transformer::Observer& observe = nullptr) const;
   // Collective over the world: the first stage of the forward pass, on whichever rank, whose activation is not finite
   // ("head" where only the loss is not); empty if all are.
   std::string first_non_finite(const Batch& batch) const;
 
   std::vector<FlatGroup>& groups() { return groups_; }
   const std::vector<WeightRow>& table() const { return table_; }
+  const ModelWeights& weights() const { return weights_; }
 
  private:
-  Tensor hidden(const Batch& batch, const Transformer::Observer& observe = nullptr) const;
+  Tensor hidden(const Batch& batch, const Transformer::Observer& observe) const;
   Tensor local(const Tensor& x_BS) const;
   SequenceShards shards(int64_t sequence) const;
 

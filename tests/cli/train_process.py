@@ -277,7 +277,7 @@ class TrainProcess(unittest.TestCase):
 
     def test_unknown_commands_are_named(self):
         for command, arguments in (("parlat: expected one of train, inspect, ", ["frain"]), ("got none", []),
-                                   ("bench: expected one of attention, comm, decode, kernel, got 'foo'", ["bench", "foo"]),
+                                   ("bench: expected one of attention, comm, decode, kernel, nondeterminism, got 'foo'", ["bench", "foo"]),
                                    ("comm: expected nothing but the flags", ["bench", "comm", "all_gather"])):
             failed = subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
             self.assertEqual(failed.returncode, 2)
