@@ -1,7 +1,9 @@
 #include "parlat/kernels/instruction_sets.h"
 
+#include <fmt/ranges.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "parlat/base/error.h"
@@ -10,42 +12,55 @@ namespace parlat {
 
 namespace {
 
-std::vector<int64_t> targets() {
-  std::vector<int64_t> available;
+#ifdef HWY_AVX3_SPR
+constexpr int64_t kAvx512Bf16 = HWY_AVX3_ZEN4 | HWY_AVX3_SPR;
+#else
+constexpr int64_t kAvx512Bf16 = 0;
+#endif
+
+struct InstructionSet {
+  std::string name;
+  int64_t targets;  // Highway's, of which it takes the best
+};
+
+// Those this machine can run.
+std::vector<InstructionSet> available_sets() {
   hwy::SetSupportedTargetsForTest(0);
-  // A lower bit is a better target.
-  for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
-    available.push_back(left & -left);
+  const int64_t available = hwy::SupportedTargets() & HWY_TARGETS;
+  int64_t lowest = available;  // a lower bit is a better target
+  while ((lowest & (lowest - 1)) != 0) lowest &= lowest - 1;
+  std::vector<InstructionSet> sets;
+  for (const auto& [name, targets] : {InstructionSet{"avx512bf16", kAvx512Bf16},
+                                      {"avx512", HWY_AVX3_DL | HWY_AVX3},
+                                      {"avx2", HWY_AVX2},
+                                      {"portable", lowest}}) {
+    if ((targets & available) != 0) sets.push_back({name, targets & available});
   }
-  return available;
+  return sets;
 }
 
 }  // namespace
 
 std::vector<std::string> instruction_sets() {
   std::vector<std::string> names;
-  for (const int64_t target : targets()) names.emplace_back(hwy::TargetName(target));
+  for (const InstructionSet& set : available_sets()) names.push_back(set.name);
   return names;
 }
 
-void force_instruction_set(const std::string& name) {
-  std::string possible;
-  for (const int64_t target : targets()) {
-    if (name == hwy::TargetName(target)) {
-      hwy::SetSupportedTargetsForTest(target);
-      hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-      return;
-    }
-    possible += (possible.empty() ? "" : ", ") + std::string(hwy::TargetName(target));
+void force_instruction_set(std::string name) {
+  if (const char* const wanted = std::getenv("PARLAT_ISA"); name.empty() && wanted != nullptr) name = wanted;
+  const std::vector<InstructionSet> sets = available_sets();
+  const auto forced = std::find_if(sets.begin(), sets.end(), [&](const auto& set) { return set.name == name; });
+  if (forced == sets.end() && !name.empty()) {
+    throw ConfigError("PARLAT_ISA: expected one of {}, got '{}'", fmt::join(instruction_sets(), ", "), name);
   }
-  if (!name.empty()) throw ConfigError("PARLAT_ISA: expected one of {}, got '{}'", possible, name);
+  if (forced != sets.end()) hwy::SetSupportedTargetsForTest(forced->targets);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 void apply_instruction_set() {
   static const bool applied = [] {
-    const char* const name = std::getenv("PARLAT_ISA");
-    force_instruction_set(name == nullptr ? "" : name);
+    force_instruction_set("");
     return true;
   }();
   static_cast<void>(applied);

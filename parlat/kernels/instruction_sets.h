@@ -6,13 +6,14 @@
 namespace parlat {
 
 // The kernels that are compiled for several instruction sets (Highway) take the best one that the machine has;
-// PARLAT_ISA=NAME forces another, for tests and measurements.
+// PARLAT_ISA=NAME forces another, for tests and measurements: avx512bf16, avx512, avx2, or portable, the one that every
+// machine of this architecture can run. avx512bf16 needs a Highway newer than Debian 12's.
 
-// Those this machine can run, best first: "AVX3", "AVX2", "SSE4", "SSSE3", ...
+// Those this machine can run, best first.
 std::vector<std::string> instruction_sets();
-// Throws ConfigError, naming those there are, for one this machine lacks. Empty: the best.
-void force_instruction_set(const std::string& name);
-// Applies PARLAT_ISA, once; what every kernel's entry calls first.
+// Throws ConfigError, naming those there are, for one this machine lacks. Empty: PARLAT_ISA's, or the best.
+void force_instruction_set(std::string name);
+// force_instruction_set(""), once; what every kernel's entry calls first.
 void apply_instruction_set();
 
 }  // namespace parlat

@@ -5,23 +5,23 @@
 #include <cmath>
 #include <limits>
 
-// One version a vector width; the loader picks. Sanitizers can't run the picker.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define PARLAT_VECTOR_VERSIONS __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define PARLAT_VECTOR_VERSIONS
-#endif
+#include "parlat/kernels/instruction_sets.h"
 
-namespace parlat {
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "parlat/kernels/softmax_rows.cc"  // this file again, once an instruction set
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
 
-namespace {
+// Plain loops, which the compiler vectorises anew for each instruction set: the order of sums, and so their bits, stay.
+HWY_BEFORE_NAMESPACE();
+namespace parlat::HWY_NAMESPACE {
 
 // Partial results that the compiler keeps in vector registers.
 constexpr int64_t kLanes = 32;
 
 // Combines value(0), ..., value(n - 1) lane by lane, then over the lanes.
 template <typename T, typename Combine, typename Value>
-[[gnu::always_inline]] inline T reduce(int64_t n, T start, const Combine& combine, const Value& value) {
+HWY_INLINE T reduce(int64_t n, T start, const Combine& combine, const Value& value) {
   T lanes[kLanes];
   for (int64_t j = 0; j < kLanes; ++j) lanes[j] = start;
   int64_t i = 0;
@@ -38,18 +38,18 @@ constexpr auto kAdd = [](auto a, auto b) { return a + b; };
 constexpr auto kMax = [](auto a, auto b) { return b > a ? b : a; };
 
 // Compilers vectorise no comparison of floats that might trap on NaN, so floats are compared as bits here and below.
-[[gnu::always_inline]] inline bool has_nan(const float* x, int64_t n) {
+HWY_INLINE bool has_nan(const float* x, int64_t n) {
   constexpr uint32_t kInfinity = std::bit_cast<uint32_t>(std::numeric_limits<float>::infinity());
   return reduce<uint32_t>(n, 0, kMax, [&](int64_t i) { return std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu; }) >
          kInfinity;
 }
-inline bool has_nan(const double* x, int64_t n) {
+HWY_INLINE bool has_nan(const double* x, int64_t n) {
   return std::any_of(x, x + n, [](double value) { return std::isnan(value); });
 }
 
 // Cephes' expf for x <= 0, no NaN: exp(x) = 2^n exp(r), |r| <= ln(2) / 2, a polynomial of degree 7 in r. From n = -127
 // on, where x is clamped, the exponent's bits are 0 and so is the result.
-inline float exp_nonpositive(float x) {
+HWY_INLINE float exp_nonpositive(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
   constexpr uint32_t kLowest = std::bit_cast<uint32_t>(-88.0f);
   const float clamped = std::bit_cast<float>(std::min(std::bit_cast<uint32_t>(x), kLowest));
@@ -66,17 +66,16 @@ inline float exp_nonpositive(float x) {
   const uint32_t exponent = std::bit_cast<uint32_t>(shifted) - std::bit_cast<uint32_t>(kRound) + 127u;
   return exp_r * std::bit_cast<float>(exponent << 23);
 }
-inline double exp_nonpositive(double x) { return std::exp(x); }
+HWY_INLINE double exp_nonpositive(double x) { return std::exp(x); }
 
 template <typename T>
-[[gnu::always_inline]] inline void clear_outside(T* row, int64_t n, Range inside) {
+HWY_INLINE void clear_outside(T* row, int64_t n, Range inside) {
   std::fill(row, row + inside.begin, T(0));
   std::fill(row + inside.end, row + n, T(0));
 }
 
-// Inlined, or it would exist once, for the narrowest vectors.
 template <typename T>
-[[gnu::always_inline]] inline void softmax(T* __restrict row, int64_t n, Range inside) {
+HWY_INLINE void softmax(T* __restrict row, int64_t n, Range inside) {
   clear_outside(row, n, inside);
   T* __restrict x = row + inside.begin;
   const int64_t size = inside.size();
@@ -93,13 +92,13 @@ template <typename T>
 }
 
 template <typename T>
-[[gnu::always_inline]] inline void softmax_backward(const T* __restrict p, T* __restrict grad, int64_t n, T scale) {
+HWY_INLINE void softmax_backward(const T* __restrict p, T* __restrict grad, int64_t n, T scale) {
   const T along = reduce<T>(n, T(0), kAdd, [&](int64_t i) { return p[i] * grad[i]; });
   for (int64_t i = 0; i < n; ++i) grad[i] = p[i] * (grad[i] - along) * scale;
 }
 
 template <typename T>
-[[gnu::always_inline]] inline T join(T* __restrict row, int64_t n, Range inside, T& max, T& sum) {
+HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, T& max, T& sum) {
   clear_outside(row, n, inside);
   T* __restrict x = row + inside.begin;
   const int64_t size = inside.size();
@@ -122,8 +121,8 @@ template <typename T>
 }
 
 template <typename T>
-[[gnu::always_inline]] inline void regain(T* __restrict row, T* __restrict grad, int64_t n, Range inside, bool whole,
-                                          T lse, T along, T scale) {
+HWY_INLINE void regain(T* __restrict row, T* __restrict grad, int64_t n, Range inside, bool whole, T lse, T along,
+                       T scale) {
   clear_outside(row, n, inside);
   clear_outside(grad, n, inside);
   T* __restrict x = row + inside.begin;
@@ -142,32 +141,58 @@ template <typename T>
   }
 }
 
-}  // namespace
-
-PARLAT_VECTOR_VERSIONS float join_softmax_row(float* row, int64_t n, Range inside, float& max, float& sum) {
+float join_floats(float* row, int64_t n, Range inside, float& max, float& sum) {
   return join(row, n, inside, max, sum);
 }
-double join_softmax_row(double* row, int64_t n, Range inside, double& max, double& sum) {
-  return join(row, n, inside, max, sum);
-}
-
-PARLAT_VECTOR_VERSIONS void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, bool whole, float lse,
-                                               float along, float scale) {
+void regain_floats(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along, float scale) {
   regain(row, grad, n, inside, whole, lse, along, scale);
+}
+void softmax_floats(float* row, int64_t n, Range inside) { softmax(row, n, inside); }
+void softmax_floats_backward(const float* p, float* grad, int64_t n, float scale) {
+  softmax_backward(p, grad, n, scale);
+}
+
+}  // namespace parlat::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace parlat {
+
+HWY_EXPORT(join_floats);
+HWY_EXPORT(regain_floats);
+HWY_EXPORT(softmax_floats);
+HWY_EXPORT(softmax_floats_backward);
+
+float join_softmax_row(float* row, int64_t n, Range inside, float& max, float& sum) {
+  apply_instruction_set();
+  return HWY_DYNAMIC_DISPATCH(join_floats)(row, n, inside, max, sum);
+}
+void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along,
+                        float scale) {
+  apply_instruction_set();
+  HWY_DYNAMIC_DISPATCH(regain_floats)(row, grad, n, inside, whole, lse, along, scale);
+}
+void softmax_row(float* row, int64_t n, Range inside) {
+  apply_instruction_set();
+  HWY_DYNAMIC_DISPATCH(softmax_floats)(row, n, inside);
+}
+void softmax_row_backward(const float* p, float* grad, int64_t n, float scale) {
+  apply_instruction_set();
+  HWY_DYNAMIC_DISPATCH(softmax_floats_backward)(p, grad, n, scale);
+}
+
+// fp64 is for comparisons: the baseline's version.
+double join_softmax_row(double* row, int64_t n, Range inside, double& max, double& sum) {
+  return HWY_NAMESPACE::join(row, n, inside, max, sum);
 }
 void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, bool whole, double lse, double along,
                         double scale) {
-  regain(row, grad, n, inside, whole, lse, along, scale);
+  HWY_NAMESPACE::regain(row, grad, n, inside, whole, lse, along, scale);
 }
-
-PARLAT_VECTOR_VERSIONS void softmax_row(float* row, int64_t n, Range inside) { softmax(row, n, inside); }
-void softmax_row(double* row, int64_t n, Range inside) { softmax(row, n, inside); }
-
-PARLAT_VECTOR_VERSIONS void softmax_row_backward(const float* p, float* grad, int64_t n, float scale) {
-  softmax_backward(p, grad, n, scale);
-}
+void softmax_row(double* row, int64_t n, Range inside) { HWY_NAMESPACE::softmax(row, n, inside); }
 void softmax_row_backward(const double* p, double* grad, int64_t n, double scale) {
-  softmax_backward(p, grad, n, scale);
+  HWY_NAMESPACE::softmax_backward(p, grad, n, scale);
 }
 
 }  // namespace parlat
+#endif

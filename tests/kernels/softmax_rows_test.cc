@@ -1,12 +1,15 @@
 // One row of scores at a time, against fp64.
 #include "parlat/kernels/softmax_rows.h"
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 #include <vector>
 
+#include "parlat/base/error.h"
+#include "parlat/kernels/instruction_sets.h"
 #include "parlat/tensor/fill.h"
 #include "tests/expect_close.h"
 
@@ -77,8 +80,14 @@ TYPED_TEST(SoftmaxRow, Gradient) {
   }
 }
 
-// Which version for which instructions the loader picks shows in the bits as soon as one of them fuses multiply-adds.
-TEST(SoftmaxRows, GiveTheSameBitsOnEveryMachine) {
+class SoftmaxRows : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override { force_instruction_set(GetParam()); }
+  void TearDown() override { force_instruction_set(""); }
+};
+
+// Shows as soon as the version for one instruction set fuses multiply-adds or sums in another order.
+TEST_P(SoftmaxRows, GiveTheSameBitsOnEveryInstructionSet) {
   constexpr int64_t kSize = 1003;
   std::vector<float> p(kSize), grad(kSize);
   for (int64_t i = 0; i < kSize; ++i) {
@@ -91,7 +100,21 @@ TEST(SoftmaxRows, GiveTheSameBitsOnEveryMachine) {
   for (const auto* values : {&p, &grad}) {
     for (const float value : *values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 1099511628211u;
   }
-  EXPECT_EQ(hash, 0xf4dfd06d0675cebeu) << "without fused multiply-adds";
+  EXPECT_EQ(hash, 0xf4dfd06d0675cebeu);
+}
+
+INSTANTIATE_TEST_SUITE_P(This, SoftmaxRows, ::testing::ValuesIn(instruction_sets()),
+                         [](const auto& info) { return info.param; });
+
+TEST(InstructionSets, OneThatIsMissingIsRefused) {
+  const std::vector<std::string> sets = instruction_sets();
+  EXPECT_EQ(sets.back(), "portable");
+  try {
+    force_instruction_set("avx1024");
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_EQ(error.what(), fmt::format("PARLAT_ISA: expected one of {}, got 'avx1024'", fmt::join(sets, ", ")));
+  }
 }
 
 }  // namespace
