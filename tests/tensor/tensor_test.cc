@@ -7,6 +7,7 @@
 #include "parlat/base/error.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/tensor/memory_meter.h"
+#include "parlat/tensor/meta_device.h"
 #include "tests/expect_close.h"
 
 namespace parlat {
@@ -127,6 +128,66 @@ TEST(MemoryMeter, SeesTheBackwardPass) {
   meter.reset();
   y.backward();
   EXPECT_GE(meter.peak_bytes(), 4000);
+}
+
+std::vector<std::pair<std::string, int64_t>> sites(const MemoryMeter& meter) {
+  std::vector<std::pair<std::string, int64_t>> pairs;
+  for (const MemoryMeter::Site& site : meter.peak_sites()) pairs.emplace_back(site.name, site.bytes);
+  return pairs;
+}
+
+TEST(MemoryMeter, SaysWhatThePeakConsistsOf) {
+  MemoryMeter meter(/*with_sites=*/true);
+  const MemoryMeter::Scope scope(meter);
+  const Tensor a = metered("a", at::empty({100}, at::kFloat));
+  { const Tensor freed = metered("freed", at::empty({10}, at::kFloat)); }
+  const Tensor more = metered("a", at::empty({50}, at::kFloat)), late = at::empty({200}, at::kFloat);
+  { const Tensor unnamed = at::empty({30}, at::kFloat); }  // the peak
+  metered("late", late.view({20, 10}));                    // was part of it
+  const Tensor after = metered("after", at::empty({20}, at::kFloat));
+  metered("small", more);
+  EXPECT_THAT(sites(meter), ::testing::ElementsAre(std::pair("late", 800), std::pair("a", 400), std::pair("small", 200),
+                                                   std::pair("unnamed", 120)));
+  EXPECT_EQ(meter.peak_bytes(), 1520);
+  meter.reset();
+  EXPECT_TRUE(meter.peak_sites().empty());
+}
+
+TEST(MemoryMeter, NamesNothingUnlessAsked) {
+  const Tensor unmetered = metered("a", at::empty({4}));
+  EXPECT_EQ(metered("none", Tensor()).defined(), false);
+  MemoryMeter meter;
+  const MemoryMeter::Scope scope(meter);
+  metered("a", unmetered);
+  EXPECT_TRUE(metered("b", at::empty({4})).defined());
+  EXPECT_TRUE(meter.peak_sites().empty());
+}
+
+// Shapes alone: 8 TB.
+TEST(MetaDevice, CountsWhatTheCpuWould) {
+  prepare_meta_device();
+  MemoryMeter meter(/*with_sites=*/true);
+  const MemoryMeter::Scope scope(meter);
+  {
+    const Tensor a = metered("a", at::empty({1 << 20, 1 << 20}, at::TensorOptions(at::kMeta).dtype(at::kFloat)));
+    const Tensor view = a.narrow(0, 5, 1 << 19), wide = metered("wide", view.to(at::kDouble));
+    const Tensor none = at::empty({0, 4}, a.options());
+    wide.zero_();
+    EXPECT_EQ(meter.current_bytes(), (int64_t{4} << 40) + (int64_t{4} << 40));
+  }
+  EXPECT_EQ(meter.current_bytes(), 0);
+  EXPECT_THAT(sites(meter),
+              ::testing::ElementsAre(std::pair("a", int64_t{4} << 40), std::pair("wide", int64_t{4} << 40)));
+}
+
+TEST(MetaDevice, HasTheOperationsOfEmbeddings) {
+  prepare_meta_device();
+  const at::TensorOptions shape_only = at::TensorOptions(at::kMeta).dtype(at::kBFloat16);
+  const Tensor index = at::empty({2, 3}, shape_only.dtype(at::kLong));
+  EXPECT_EQ(at::embedding(at::empty({7, 5}, shape_only), index).sizes(), (std::vector<int64_t>{2, 3, 5}));
+  const Tensor grad = at::embedding_dense_backward(at::empty({2, 3, 5}, shape_only), index, 7, -1, false);
+  EXPECT_EQ(grad.sizes(), (std::vector<int64_t>{7, 5}));
+  EXPECT_EQ(grad.scalar_type(), at::kBFloat16);
 }
 
 }  // namespace
