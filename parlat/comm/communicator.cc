@@ -17,7 +17,7 @@ void check_tensors(const std::vector<Tensor>& tensors, int ranks, at::ScalarType
   PARLAT_ASSERT(static_cast<int>(tensors.size()) == ranks, "'{}': {} tensors for {} ranks", what, tensors.size(),
                 ranks);
   for (const Tensor& tensor : tensors) {
-    PARLAT_ASSERT(tensor.defined() && tensor.device().is_cpu() && tensor.is_contiguous(), "'{}'", what);
+    PARLAT_ASSERT(tensor.defined() && (tensor.is_cpu() || tensor.is_meta()) && tensor.is_contiguous(), "'{}'", what);
     PARLAT_ASSERT(tensor.scalar_type() == dtype, "'{}': {} and {}", what, name(tensor.scalar_type()), name(dtype));
   }
 }
@@ -42,7 +42,7 @@ void sum_in_rank_order(const std::vector<Tensor>& parts, int rank, const Tensor&
   const at::NoGradGuard no_grad;
   const bool same_dtype = accumulator == sum.scalar_type();
   const Tensor total = !same_dtype ? parts[0].to(accumulator) : rank == 0 ? sum.copy_(parts[0]) : parts[0];
-  for (size_t p = 1; p < parts.size(); ++p) total.add_(parts[p]);
+  for (size_t p = 1; p < parts.size(); ++p) total.add_(parts[p].to(accumulator));
   if (!total.is_same(sum)) sum.copy_(total);
 }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "parlat/base/error.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -39,6 +40,10 @@ Tensor connect(Tensor y, const Tensor& x, const std::string& what, std::function
       y, c10::make_intrusive<AdjointNode>(torch::autograd::collect_next_edges(x), what, std::move(adjoint)));
   return y;
 }
+
+// What is exchanged, for the memory meter: "laga query" is a query.
+Tensor metered_result(const std::string& what, const Tensor& x) { return metered(what.substr(what.find(' ') + 1), x); }
+Tensor metered_buffer(const Tensor& x) { return metered("exchange buffers", x); }
 
 // The inverse of local_tokens: writes rank p's tokens to their places in whole.
 void place_tokens(const Tensor& local, const Tensor& whole, const SequenceShards& tokens, int p) {
@@ -76,7 +81,7 @@ class Arrivals {
     }
     std::vector<int64_t> shape = whole_.sizes().vec();
     shape[1] = tokens_.count(p);
-    return at::empty(shape, whole_.options());
+    return metered_buffer(at::empty(shape, whole_.options()));
   }
 
   Tensor whole_;
@@ -91,11 +96,13 @@ Tensor heads_to_sequence(const Tensor& x_local_BSHd, const HeadShards& heads, co
   const Range mine = heads.range(rank);
   const auto of_heads = [&](const Range& range) { return x_local_BSHd.narrow(2, range.begin, range.size()); };
 
-  const Tensor x_BSHd =
-      at::empty({x_local_BSHd.size(0), tokens.sequence(), mine.size(), x_local_BSHd.size(3)}, x_local_BSHd.options());
+  const Tensor x_BSHd = metered_result(
+      what,
+      at::empty({x_local_BSHd.size(0), tokens.sequence(), mine.size(), x_local_BSHd.size(3)}, x_local_BSHd.options()));
   std::vector<Tensor> send;
   for (int p = 0; p < comm.size(); ++p) {
-    send.push_back(p == rank ? at::empty({0}, x_local_BSHd.options()) : of_heads(heads.range(p)).contiguous());
+    send.push_back(p == rank ? at::empty({0}, x_local_BSHd.options())
+                             : metered_buffer(of_heads(heads.range(p)).contiguous()));
   }
   Arrivals arrivals(x_BSHd, tokens, rank);
   Handle exchange = comm.all_to_all(std::move(send), arrivals.slots(), what);
@@ -113,11 +120,12 @@ Tensor sequence_to_heads(const Tensor& x_BSHd, const HeadShards& heads, const Se
   for (int p = 0; p < comm.size(); ++p) {
     const bool own = p == rank;
     send.push_back(own ? at::empty({0}, x_BSHd.options()) : local_tokens(x_BSHd, tokens, p));
-    receive.push_back(at::empty({batch, own ? 0 : local, heads.range(p).size(), width}, x_BSHd.options()));
+    receive.push_back(
+        metered_buffer(at::empty({batch, own ? 0 : local, heads.range(p).size(), width}, x_BSHd.options())));
   }
   Handle exchange = comm.all_to_all(std::move(send), receive, what);
 
-  const Tensor x_local_BSHd = at::empty({batch, local, heads.n_heads(), width}, x_BSHd.options());
+  const Tensor x_local_BSHd = metered_result(what, at::empty({batch, local, heads.n_heads(), width}, x_BSHd.options()));
   const auto of_heads = [&](int p) { return x_local_BSHd.narrow(2, heads.range(p).begin, heads.range(p).size()); };
   int64_t begin = 0;
   for (const Range& run : tokens.runs(rank)) {
@@ -167,7 +175,7 @@ Tensor sum_to_shard(const Tensor& x_BSd, const SequenceShards& tokens, Communica
   const at::NoGradGuard no_grad;
   std::vector<Tensor> parts;
   for (int p = 0; p < comm.size(); ++p) parts.push_back(local_tokens(x_BSd, tokens, p));
-  const Tensor sum = at::empty(parts[comm.rank()].sizes(), x_BSd.options());
+  const Tensor sum = metered_result(what, at::empty(parts[comm.rank()].sizes(), x_BSd.options()));
   comm.reduce_scatter(std::move(parts), sum, what).wait();
   return sum;
 }
@@ -191,8 +199,8 @@ PendingGather::PendingGather(const Tensor& x_local_BSd, const SequenceShards& to
   if (comm.size() == 1) return;
 
   const at::NoGradGuard no_grad;
-  const Tensor whole_BSd =
-      at::empty({x_local_BSd.size(0), tokens.sequence(), x_local_BSd.size(2)}, x_local_BSd.options());
+  const Tensor whole_BSd = metered_result(
+      state.what, at::empty({x_local_BSd.size(0), tokens.sequence(), x_local_BSd.size(2)}, x_local_BSd.options()));
   state.arrivals.emplace(whole_BSd, tokens, rank);
   const Tensor shard_BSd = x_local_BSd.detach().contiguous();
   std::vector<Tensor> receive = state.arrivals->slots();
@@ -230,7 +238,7 @@ Tensor exchange_rows(const Tensor& x_nd, const std::vector<int64_t>& send_counts
   Tensor y_nd;
   {
     const at::NoGradGuard no_grad;
-    y_nd = at::empty({received, x_nd.size(1)}, x_nd.options());
+    y_nd = metered_result(what, at::empty({received, x_nd.size(1)}, x_nd.options()));
     comm.all_to_all(x_nd.detach().contiguous().split_with_sizes(send_counts), y_nd.split_with_sizes(receive_counts),
                     what)
         .wait();

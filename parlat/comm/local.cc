@@ -51,9 +51,11 @@ struct World {
   std::string reason;
 };
 
+// Blocks of the meta device are nowhere: only their sizes are held against each other.
 struct Block {
   explicit Block(const Tensor& tensor)
-      : data(tensor.defined() ? tensor.data_ptr() : nullptr), bytes(tensor.defined() ? tensor.nbytes() : 0) {}
+      : data(tensor.defined() && !tensor.is_meta() ? tensor.data_ptr() : nullptr),
+        bytes(tensor.defined() ? tensor.nbytes() : 0) {}
   void* data;
   size_t bytes;
 };

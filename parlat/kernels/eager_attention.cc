@@ -10,6 +10,7 @@
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -56,9 +57,11 @@ void softmax_block_backward(const Tensor& p, const Tensor& grad, double scale) {
   }
 }
 
-// Calls body(queries, keys) for blocks of queries, keys being all that any of them may see.
+// Calls body(queries, keys) for blocks of queries, keys being all that any of them may see. Blocks work in room that
+// exists already, so without values (on the meta device) there is nothing to do.
 template <typename Body>
 void for_each_block(const Operands& in, int64_t b, const Body& body) {
+  if (in.q_BSHd.is_meta()) return;
   for (int64_t begin = 0; begin < in.n_queries(); begin += kEagerBlockRows) {
     const Range queries{begin, std::min(begin + kEagerBlockRows, in.n_queries())};
     body(queries, in.visible.hull(b, queries));
@@ -117,8 +120,8 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
   const Scratch q_room = scratch(in, block, in.d_qk()), grad_out_room = scratch(in, block, in.d_v());
   const Scratch p_room = scratch(in, block, in.n_keys()), score_room = scratch(in, block, in.n_keys());
   const Scratch grad_q_room = scratch(in, block, in.d_qk());
-  const Tensor grad_k = at::zeros({in.n_keys(), in.d_qk()}, compute_options(in.q_BSHd));
-  const Tensor grad_v = at::zeros({in.n_keys(), in.d_v()}, compute_options(in.q_BSHd));
+  const Tensor grad_k = metered("scratch", at::zeros({in.n_keys(), in.d_qk()}, compute_options(in.q_BSHd)));
+  const Tensor grad_v = metered("scratch", at::zeros({in.n_keys(), in.d_v()}, compute_options(in.q_BSHd)));
   const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
   const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
   for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
@@ -147,7 +150,7 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
 
 Tensor attend(const Operands& in, const Tensor& p_BHST) {
   const Tensor& q = in.q_BSHd;
-  const Tensor out = at::empty({q.size(0), in.n_queries(), in.n_heads(), in.d_v()}, q.options());
+  const Tensor out = metered("out", at::empty({q.size(0), in.n_queries(), in.n_heads(), in.d_v()}, q.options()));
   for_each_key_head(in, [&](int64_t b, int64_t key_head) {
     AT_DISPATCH_FLOATING_TYPES(compute_dtype(q.scalar_type()), "eager_attention",
                                [&] { forward_key_head<scalar_t>(in, b, key_head, p_BHST, out); });
@@ -160,7 +163,8 @@ class EagerAttention : public torch::autograd::Function<EagerAttention> {
   static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const KeyRanges& visible, double scale) {
     const Operands in{q, k, v, visible, scale};
-    const Tensor p = at::empty({q.size(0), in.n_heads(), in.n_queries(), in.n_keys()}, q.options());
+    const Tensor p =
+        metered("probabilities", at::empty({q.size(0), in.n_heads(), in.n_queries(), in.n_keys()}, q.options()));
     const Tensor out = attend(in, p);
     save_attention(ctx, {q, k, v, p}, visible, scale);
     return out;
@@ -170,8 +174,11 @@ class EagerAttention : public torch::autograd::Function<EagerAttention> {
                                                  torch::autograd::variable_list grad) {
     const auto saved = ctx->get_saved_variables();
     const Operands in{saved[0], saved[1], saved[2], saved_ranges(ctx), saved_scale(ctx)};
-    const auto contiguous_like = [](const Tensor& x) { return at::empty(x.sizes(), x.options()); };
-    const Gradients grads{contiguous_like(saved[0]), contiguous_like(saved[1]), contiguous_like(saved[2])};
+    const auto gradient_of = [](const char* what, const Tensor& x) {
+      return metered(what, at::empty(x.sizes(), x.options()));
+    };
+    const Gradients grads{gradient_of("query gradient", saved[0]), gradient_of("key gradient", saved[1]),
+                          gradient_of("value gradient", saved[2])};
     for_each_key_head(in, [&](int64_t b, int64_t key_head) {
       AT_DISPATCH_FLOATING_TYPES(compute_dtype(saved[0].scalar_type()), "eager_attention_backward",
                                  [&] { backward_key_head<scalar_t>(in, b, key_head, saved[3], grad[0], grads); });

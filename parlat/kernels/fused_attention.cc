@@ -6,6 +6,7 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/fused_passes.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -22,15 +23,17 @@ struct Attended {
 Attended attend(const FusedQuery& query, const KeySource& keys) {
   const Tensor& q = query.q_BSHd;
   const at::TensorOptions options = q.options().requires_grad(false);
-  const Attended attended{at::empty({q.size(0), q.size(1), q.size(2), keys.d_v()}, options),
-                          at::empty({q.size(0), q.size(1), q.size(2)}, compute_options(q))};
+  const Attended attended{metered("out", at::empty({q.size(0), q.size(1), q.size(2), keys.d_v()}, options)),
+                          metered("lse", at::empty({q.size(0), q.size(1), q.size(2)}, compute_options(q)))};
   fused_forward(query, keys, attended.out_BSHv, attended.lse_BSH);
   return attended;
 }
 
-Tensor plain_zeros(const Tensor& x) { return at::zeros(x.sizes(), x.options().requires_grad(false)); }
+Tensor plain_zeros(const char* what, const Tensor& x) {
+  return metered(what, at::zeros(x.sizes(), x.options().requires_grad(false)));
+}
 // In the dtype of the arithmetic: what several heads add to.
-Tensor wide_zeros(const Tensor& x) { return at::zeros(x.sizes(), compute_options(x)); }
+Tensor wide_zeros(const char* what, const Tensor& x) { return metered(what, at::zeros(x.sizes(), compute_options(x))); }
 
 class FusedExplicit : public Function<FusedExplicit> {
  public:
@@ -45,11 +48,13 @@ class FusedExplicit : public Function<FusedExplicit> {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const bool shared = k.size(2) == 1;
-    const Tensor grad_q = plain_zeros(q), grad_k = shared ? wide_zeros(k) : plain_zeros(k);
-    const Tensor grad_v = shared ? wide_zeros(v) : plain_zeros(v);
+    const auto zeros = shared ? wide_zeros : plain_zeros;
+    const Tensor grad_q = plain_zeros("query gradient", q);
+    const Tensor grad_k = zeros("key gradient", k), grad_v = zeros("value gradient", v);
     fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, ExplicitKeys(k, v, grad_k, grad_v), saved[3], saved[4],
                    grad[0], grad_q);
-    return {grad_q, grad_k.to(k.scalar_type()), grad_v.to(v.scalar_type()), {}, {}};
+    return {grad_q, metered("key gradient", grad_k.to(k.scalar_type())),
+            metered("value gradient", grad_v.to(v.scalar_type())), Tensor(), Tensor()};
   }
 };
 
@@ -66,10 +71,11 @@ class FusedLatent : public Function<FusedLatent> {
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &latent = saved[1], &w = saved[2];
-    const Tensor grad_q = plain_zeros(q), grad_latent = wide_zeros(latent), grad_w = plain_zeros(w);
+    const Tensor grad_q = plain_zeros("query gradient", q), grad_latent = wide_zeros("latent gradient", latent);
+    const Tensor grad_w = plain_zeros("weight gradient", w);
     const LatentKeys keys(latent, w, q.size(2), ctx->saved_data["d_nope"].toInt(), grad_latent, grad_w);
     fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, keys, saved[3], saved[4], grad[0], grad_q);
-    return {grad_q, grad_latent.to(latent.scalar_type()), grad_w, {}, {}, {}};
+    return {grad_q, metered("latent gradient", grad_latent.to(latent.scalar_type())), grad_w, {}, {}, {}};
   }
 };
 

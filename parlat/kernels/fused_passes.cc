@@ -9,10 +9,10 @@
 #include <limits>
 
 #include "parlat/kernels/attention_inputs.h"
-#include "parlat/kernels/device_passes.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -41,9 +41,11 @@ void for_each_head(int64_t n_heads, const KeySource& keys, const Body& body) {
   });
 }
 
-// Calls body(keys) for blocks of the keys that any query of sequence b sees.
+// Calls body(keys) for blocks of the keys that any query of sequence b sees. Blocks work in room that exists already,
+// so without values (on the meta device) there is nothing to do.
 template <typename Body>
 void for_each_key_block(const FusedQuery& in, int64_t b, const Body& body) {
+  if (in.q_BSHd.is_meta()) return;
   const Range seen = in.visible.hull(b, {0, in.visible.n_queries()});
   for (int64_t begin = seen.begin / kFusedKeys * kFusedKeys; begin < seen.end; begin += kFusedKeys) {
     body(common({begin, begin + kFusedKeys}, seen));
@@ -91,10 +93,11 @@ struct Running {
 template <typename T>
 Running<T> begin_running(const Tensor& out_Sv, const Tensor& lse_S, const at::TensorOptions& options, bool resume) {
   const int64_t n = out_Sv.size(0);
-  Running<T> running{
-      out_Sv.scalar_type() == options.dtype().toScalarType() ? out_Sv : at::empty(out_Sv.sizes(), options),
-      std::vector<T>(n, -std::numeric_limits<T>::infinity()), std::vector<T>(n, T(0))};
-  if (!resume) {
+  Running<T> running{out_Sv.scalar_type() == options.dtype().toScalarType()
+                         ? out_Sv
+                         : metered("scratch", at::empty(out_Sv.sizes(), options)),
+                     std::vector<T>(n, -std::numeric_limits<T>::infinity()), std::vector<T>(n, T(0))};
+  if (!resume || out_Sv.is_meta()) {
     running.sum_Sv.zero_();
     return running;
   }
@@ -108,6 +111,7 @@ Running<T> begin_running(const Tensor& out_Sv, const Tensor& lse_S, const at::Te
 
 template <typename T>
 void finish_running(const FusedQuery& in, int64_t b, Running<T>& running, const Tensor& out_Sv, const Tensor& lse_S) {
+  if (out_Sv.is_meta()) return;
   auto lse = lse_S.accessor<T, 1>();
   auto sum = running.sum_Sv.template accessor<T, 2>();
   for (int64_t s = 0; s < out_Sv.size(0); ++s) {
@@ -199,7 +203,6 @@ void backward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, c
 void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                    bool resume) {
   const Tensor& q = query.q_BSHd;
-  if (!q.is_cpu() && !q.is_meta()) return device_forward(query, keys, out_BSHv, lse_BSH, resume);
   for_each_head(q.size(2), keys, [&](int64_t h) {
     const auto head = keys.head(h);
     const Room room(query, keys.d_v());
@@ -215,9 +218,6 @@ void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor&
 void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                     const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
   const Tensor& q = query.q_BSHd;
-  if (!q.is_cpu() && !q.is_meta()) {
-    return device_backward(query, keys, out_BSHv, lse_BSH, grad_out_BSHv, grad_q_BSHd, parts);
-  }
   const at::ScalarType compute = compute_dtype(q.scalar_type());
   for_each_head(q.size(2), keys, [&](int64_t h) {
     const auto head = keys.head(h);
@@ -226,8 +226,9 @@ void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor
       const Tensor out = one_head(out_BSHv, b, h), grad_out = one_head(grad_out_BSHv, b, h);
       const Tensor grad_q = one_head(grad_q_BSHd, b, h);
       const bool direct = grad_q.scalar_type() == compute;
-      const HeadGradients g{lse_BSH.select(0, b).select(1, h), (out.to(compute) * grad_out.to(compute)).sum(-1),
-                            grad_out, direct ? grad_q : at::zeros(grad_q.sizes(), compute_options(q)), parts};
+      const HeadGradients g{lse_BSH.select(0, b).select(1, h),
+                            metered("scratch", widened(out, compute) * widened(grad_out, compute)).sum(-1), grad_out,
+                            direct ? grad_q : metered("scratch", at::zeros(grad_q.sizes(), compute_options(q))), parts};
       AT_DISPATCH_FLOATING_TYPES(compute, "fused_backward",
                                  [&] { backward_head<scalar_t>(query, b, h, *head, room, g); });
       if (!direct) grad_q.copy_(g.grad_q_Sd);

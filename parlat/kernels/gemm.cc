@@ -10,6 +10,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -24,7 +25,7 @@ class Panel {
  public:
   Panel(const Tensor& operand, at::ScalarType compute) : same_dtype_(operand.scalar_type() == compute) {
     const int64_t size = std::min(operand.size(0), kPanel) * std::min(operand.size(1), kPanel);
-    if (!same_dtype_) room_ = at::empty({size}, operand.options().dtype(compute));
+    if (!same_dtype_) room_ = metered("scratch", at::empty({size}, operand.options().dtype(compute)));
   }
 
   // A tensor of the block's shape, contents undefined.
@@ -81,7 +82,7 @@ class Linear : public torch::autograd::Function<Linear> {
     ctx->save_for_backward({x, w});
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = w.size(0);
-    const Tensor y = at::empty(shape, x.options());
+    const Tensor y = metered("projection", at::empty(shape, x.options()));
     gemm(rows_of(x), w.t(), rows_of(y));
     return y;
   }
@@ -93,11 +94,11 @@ class Linear : public torch::autograd::Function<Linear> {
     const Tensor grad_rows = rows_of(grad[0]);
     Tensor grad_x, grad_w;
     if (ctx->needs_input_grad(0)) {
-      grad_x = at::empty(x.sizes(), x.options());
+      grad_x = metered("activation gradient", at::empty(x.sizes(), x.options()));
       gemm(grad_rows, w, rows_of(grad_x));
     }
     if (ctx->needs_input_grad(1)) {
-      grad_w = at::empty(w.sizes(), w.options());
+      grad_w = metered("weight gradient", at::empty(w.sizes(), w.options()));
       gemm(grad_rows.t(), rows_of(x), grad_w);
     }
     return {grad_x, grad_w};

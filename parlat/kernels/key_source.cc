@@ -6,6 +6,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/attention_inputs.h"
+#include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 
 namespace parlat {
@@ -40,12 +41,16 @@ class ExplicitHead final : public HeadKeys {
   }
 
   void add_gradients(int64_t b, Range keys, const KeyBlock& gradients) override {
-    const auto add = [&] {
-      of_head(source_.grad_k_, b, keys).add_(gradients.k);
-      of_head(source_.grad_v_, b, keys).add_(gradients.v);
-    };
-    if (source_.order_ == nullptr) return add();
-    source_.order_->in_turn(place(b, source_.n_keys(), keys), h_, add);
+    const Tensor grad_k = of_head(source_.grad_k_, b, keys), grad_v = of_head(source_.grad_v_, b, keys);
+    if (source_.order_ == nullptr) {  // nobody else's: written once
+      grad_k.copy_(gradients.k);
+      grad_v.copy_(gradients.v);
+      return;
+    }
+    source_.order_->in_turn(place(b, source_.n_keys(), keys), h_, [&] {
+      grad_k.add_(gradients.k);
+      grad_v.add_(gradients.v);
+    });
   }
 
  private:
@@ -74,11 +79,11 @@ class LatentHead final : public HeadKeys {
   LatentHead(const LatentKeys& source, int64_t h)
       : source_(source),
         h_(h),
-        w_(rows_of_head(source.w_).to(compute_options(source.w_))),
+        w_(widened(rows_of_head(source.w_), compute_dtype(source.w_.scalar_type()))),
         c_room_(kFusedKeys * d_latent(), compute_options(source.latent_)),
         k_room_(kFusedKeys * (source.d_nope_ + d_rope()), compute_options(source.latent_)),
         v_room_(kFusedKeys * source.d_v(), compute_options(source.latent_)) {
-    if (source.grad_w_.defined()) grad_w_ = at::zeros(w_.sizes(), w_.options());
+    if (source.grad_w_.defined()) grad_w_ = metered("scratch", at::zeros(w_.sizes(), compute_options(w_)));
   }
 
   KeyBlock load(int64_t b, Range keys) override {

@@ -2,12 +2,14 @@
 
 #include <ATen/ATen.h>
 
+#include "parlat/tensor/memory_meter.h"
+
 namespace parlat {
 
 // A matrix of up to `size` elements that is filled anew again and again.
 class Scratch {
  public:
-  Scratch(int64_t size, const at::TensorOptions& options) : room_(at::empty({size}, options)) {}
+  Scratch(int64_t size, const at::TensorOptions& options) : room_(metered("scratch", at::empty({size}, options))) {}
   at::Tensor matrix(int64_t n_rows, int64_t n_columns) const {
     return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
   }
@@ -19,6 +21,11 @@ class Scratch {
  private:
   at::Tensor room_;
 };
+
+// x in dtype: x itself if it has that already.
+inline at::Tensor widened(const at::Tensor& x, at::ScalarType dtype) {
+  return x.scalar_type() == dtype ? x : metered("scratch", x.to(dtype));
+}
 
 // c = scale a b, and c += a b. All three in one dtype; c may have strided rows.
 inline void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor c, double scale = 1.0) {

@@ -6,6 +6,7 @@
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/fused_attention.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -36,7 +37,8 @@ class AbsorbQuery : public Function<AbsorbQuery> {
     ctx->saved_data["d_nope"] = d_nope;
     ctx->saved_data["d_v"] = d_v;
     const int64_t d_latent = w.size(1), d_rope = q.size(3) - d_nope;
-    const Tensor absorbed = at::empty({q.size(0), q.size(1), q.size(2), d_latent + d_rope}, q.options());
+    const Tensor absorbed =
+        metered("absorbed query", at::empty({q.size(0), q.size(1), q.size(2), d_latent + d_rope}, q.options()));
     for (int64_t h = 0; h < q.size(2); ++h) {
       gemm(head_columns(q, h, 0, d_nope), key_rows(w, h, d_nope, d_v), head_columns(absorbed, h, 0, d_latent));
     }
@@ -49,7 +51,8 @@ class AbsorbQuery : public Function<AbsorbQuery> {
     const Tensor &q = saved[0], &w = saved[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_v = ctx->saved_data["d_v"].toInt();
     const int64_t d_latent = w.size(1), d_rope = q.size(3) - d_nope;
-    const Tensor grad_q = at::empty(q.sizes(), q.options()), grad_w = at::zeros(w.sizes(), w.options());
+    const Tensor grad_q = metered("query gradient", at::empty(q.sizes(), q.options()));
+    const Tensor grad_w = metered("weight gradient", at::zeros(w.sizes(), w.options()));
     for (int64_t h = 0; h < q.size(2); ++h) {
       const Tensor grad_absorbed = head_columns(grad[0], h, 0, d_latent);
       gemm(grad_absorbed, key_rows(w, h, d_nope, d_v).t(), head_columns(grad_q, h, 0, d_nope));
@@ -68,7 +71,7 @@ class UnabsorbOutput : public Function<UnabsorbOutput> {
     ctx->saved_data["d_nope"] = d_nope;
     ctx->saved_data["d_v"] = d_v;
     const std::vector<int64_t> shape = {out_latent.size(0), out_latent.size(1), out_latent.size(2), d_v};
-    const Tensor out = at::empty(shape, out_latent.options());
+    const Tensor out = metered("out", at::empty(shape, out_latent.options()));
     for (int64_t h = 0; h < out_latent.size(2); ++h) {
       gemm(head_columns(out_latent, h, 0, w.size(1)), value_rows(w, h, d_nope, d_v).t(), head_columns(out, h, 0, d_v));
     }
@@ -79,8 +82,8 @@ class UnabsorbOutput : public Function<UnabsorbOutput> {
     const auto saved = ctx->get_saved_variables();
     const Tensor &out_latent = saved[0], &w = saved[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_v = ctx->saved_data["d_v"].toInt();
-    const Tensor grad_latent = at::empty(out_latent.sizes(), out_latent.options());
-    const Tensor grad_w = at::zeros(w.sizes(), w.options());
+    const Tensor grad_latent = metered("absorbed out gradient", at::empty(out_latent.sizes(), out_latent.options()));
+    const Tensor grad_w = metered("weight gradient", at::zeros(w.sizes(), w.options()));
     for (int64_t h = 0; h < out_latent.size(2); ++h) {
       const Tensor grad_out = head_columns(grad[0], h, 0, d_v);
       gemm(grad_out, value_rows(w, h, d_nope, d_v), head_columns(grad_latent, h, 0, w.size(1)));
@@ -124,7 +127,8 @@ Tensor attend_absorbed(const MlaSpec& spec, const Tensor& q_BSHd, const Tensor& 
   check_shape(w_ukv_hL, {q_BSHd.size(2) * (d.d_nope + d.d_v), d.d_latent}, "w_ukv");
   const Tensor q_absorbed_BSHd = AbsorbQuery::apply(q_BSHd, w_ukv_hL, d.d_nope, d.d_v);
   const Tensor key_BTKd = latent_BTd.unsqueeze(2), value_BTKL = key_BTKd.narrow(3, 0, d.d_latent);
-  const Tensor out_latent_BSHL = attend(kernel, q_absorbed_BSHd, key_BTKd, value_BTKL, visible, spec.softmax_scale());
+  const Tensor out_latent_BSHL =
+      metered("absorbed out", attend(kernel, q_absorbed_BSHd, key_BTKd, value_BTKL, visible, spec.softmax_scale()));
   return UnabsorbOutput::apply(out_latent_BSHL, w_ukv_hL, d.d_nope, d.d_v);
 }
 

@@ -90,12 +90,15 @@ std::vector<std::pair<std::string, Tensor>> named_weights(const MlaWeights& w) {
   return all;
 }
 
-MlaWeights random_mla_weights(const MlaSpec& spec, uint64_t seed, at::ScalarType dtype) {
+MlaWeights random_mla_weights(const MlaSpec& spec, uint64_t seed, at::ScalarType dtype, at::Device device) {
   const MlaDims& d = spec.dims;
+  const at::TensorOptions options = at::TensorOptions(device).dtype(dtype);
   const auto matrix = [&](const char* name, int64_t rows, int64_t columns) {
+    if (device.is_meta()) return at::empty({rows, columns}, options);
     return seeded_normal({rows, columns}, 1.0 / std::sqrt(static_cast<double>(columns)), seed, name, dtype);
   };
   const auto norm = [&](const char* name, int64_t size) {
+    if (device.is_meta()) return at::empty({size}, options);
     return (1 + seeded_normal({size}, 0.1, seed, name)).to(dtype);
   };
   MlaWeights w;

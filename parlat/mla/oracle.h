@@ -25,7 +25,7 @@ OracleResult oracle_forward_backward(const MlaWeights& w, const Tensor& x_BSD, c
 // The attention weights by name, in one order, for tests and optimizers: only those that exist.
 std::vector<std::pair<std::string, Tensor>> named_weights(const MlaWeights& w);
 
-// A layer with seeded random weights, N(0, 1/fan_in), norms 1 + 0.1 N(0, 1), in dtype.
-MlaWeights random_mla_weights(const MlaSpec& spec, uint64_t seed, at::ScalarType dtype);
+// A layer with seeded random weights, N(0, 1/fan_in), norms 1 + 0.1 N(0, 1), in dtype; on the meta device shapes only.
+MlaWeights random_mla_weights(const MlaSpec& spec, uint64_t seed, at::ScalarType dtype, at::Device device = at::kCPU);
 
 }  // namespace parlat

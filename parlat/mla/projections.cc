@@ -6,6 +6,7 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/mla/rms_rows.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -18,7 +19,7 @@ using torch::autograd::variable_list;
 class RmsNorm : public Function<RmsNorm> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps) {
-    const Tensor y = at::empty(x.sizes(), x.options());
+    const Tensor y = metered("normalised", at::empty(x.sizes(), x.options()));
     ctx->save_for_backward({x, weight, rms_rows(rows_of(x), weight, eps, rows_of(y))});
     return y;
   }
@@ -26,7 +27,7 @@ class RmsNorm : public Function<RmsNorm> {
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
-    const Tensor grad_x = at::empty(x.sizes(), x.options());
+    const Tensor grad_x = metered("activation gradient", at::empty(x.sizes(), x.options()));
     const Tensor grad_weight = rms_rows_backward(rows_of(x), weight, inverse_rms, rows_of(grad[0]), rows_of(grad_x));
     return {grad_x, grad_weight, {}};
   }
@@ -48,7 +49,7 @@ class RotateQuery : public Function<RotateQuery> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor grad_q = grad[0].clone(at::MemoryFormat::Contiguous);
+    const Tensor grad_q = metered("query gradient", grad[0].clone(at::MemoryFormat::Contiguous));
     rotate_heads(grad_q, ctx->saved_data["n_heads"].toInt(),
                  {saved[0], saved[1], ctx->saved_data["interleaved"].toBool()}, Rotation::kTransposed);
     return {grad_q, {}, {}, {}, {}};
@@ -67,7 +68,7 @@ class FinishLatent : public Function<FinishLatent> {
  public:
   static Tensor forward(AutogradContext* ctx, const Tensor& raw, const Tensor& kv_norm, double eps, const Tensor& cos,
                         const Tensor& sin, bool interleaved) {
-    const Tensor latent = at::empty(raw.sizes(), raw.options());
+    const Tensor latent = metered("latent", at::empty(raw.sizes(), raw.options()));
     const int64_t d_latent = kv_norm.size(0);
     const Tensor inverse_rms = rms_rows(c_kv(raw, d_latent), kv_norm, eps, c_kv(latent, d_latent));
     k_rope(latent, d_latent).copy_(k_rope(raw, d_latent));
@@ -81,7 +82,7 @@ class FinishLatent : public Function<FinishLatent> {
     const auto saved = ctx->get_saved_variables();
     const Tensor &raw = saved[0], &kv_norm = saved[1], &inverse_rms = saved[2];
     const int64_t d_latent = kv_norm.size(0);
-    const Tensor grad_raw = at::empty(raw.sizes(), raw.options());
+    const Tensor grad_raw = metered("latent gradient", at::empty(raw.sizes(), raw.options()));
     const Tensor grad_norm =
         rms_rows_backward(c_kv(raw, d_latent), kv_norm, inverse_rms, c_kv(grad[0], d_latent), c_kv(grad_raw, d_latent));
     k_rope(grad_raw, d_latent).copy_(k_rope(grad[0], d_latent));
@@ -108,13 +109,14 @@ class UpProject : public Function<UpProject> {
     ctx->saved_data["d_nope"] = d_nope;
     const int64_t d_latent = w.size(1), d_rope = latent.size(2) - d_latent, n_heads = w.size(0) / (d_nope + d_v);
     const std::vector<int64_t> tokens = {latent.size(0), latent.size(1), n_heads};
-    const Tensor product = at::empty({tokens[0], tokens[1], n_heads, d_nope + d_v}, latent.options());
+    const Tensor product =
+        metered("keys with values", at::empty({tokens[0], tokens[1], n_heads, d_nope + d_v}, latent.options()));
     gemm(rows_of(latent).narrow(1, 0, d_latent), w.t(), product.view({-1, w.size(0)}));
 
-    const Tensor k = at::empty({tokens[0], tokens[1], n_heads, d_nope + d_rope}, latent.options());
+    const Tensor k = metered("key", at::empty({tokens[0], tokens[1], n_heads, d_nope + d_rope}, latent.options()));
     k.narrow(3, 0, d_nope).copy_(product.narrow(3, 0, d_nope));
     k.narrow(3, d_nope, d_rope).copy_(latent.narrow(2, d_latent, d_rope).unsqueeze(2));
-    return {k, product.narrow(3, d_nope, d_v).contiguous()};
+    return {k, metered("value", product.narrow(3, d_nope, d_v).contiguous())};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
@@ -122,17 +124,18 @@ class UpProject : public Function<UpProject> {
     const Tensor &w = saved[0], &latent = saved[1], &grad_k = grad[0], &grad_v = grad[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_latent = w.size(1);
     const int64_t d_rope = latent.size(2) - d_latent;
-    const Tensor product = at::cat({grad_k.narrow(3, 0, d_nope), grad_v}, 3).view({-1, w.size(0)});
+    const Tensor product = metered("gradient of keys with values", at::cat({grad_k.narrow(3, 0, d_nope), grad_v}, 3))
+                               .view({-1, w.size(0)});
 
     Tensor grad_w, grad_latent;
     if (ctx->needs_input_grad(0)) {
-      grad_w = at::empty(w.sizes(), w.options());
+      grad_w = metered("weight gradient", at::empty(w.sizes(), w.options()));
       gemm(product.t(), rows_of(latent).narrow(1, 0, d_latent), grad_w);
     }
     if (ctx->needs_input_grad(1)) {
-      grad_latent = at::empty(latent.sizes(), latent.options());
+      grad_latent = metered("latent gradient", at::empty(latent.sizes(), latent.options()));
       gemm(product, w, rows_of(grad_latent).narrow(1, 0, d_latent));
-      const Tensor over_heads = grad_k.narrow(3, d_nope, d_rope).sum({2}, false, compute_dtype(w.scalar_type()));
+      const Tensor over_heads = grad_k.narrow(3, d_nope, d_rope).to(compute_dtype(w.scalar_type())).sum({2});
       grad_latent.narrow(2, d_latent, d_rope).copy_(over_heads);
     }
     return {grad_w, grad_latent, {}, {}};
@@ -153,7 +156,8 @@ Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& 
 
 Tensor project_query_latent(const MlaWeights& w, const Tensor& x_BSD) {
   check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
-  return rms_norm(parlat::linear(x_BSD, w.w_dq), w.q_norm, w.spec.inner_norm_eps);
+  const Tensor c_q_raw_BSQ = metered("query latent", parlat::linear(x_BSD, w.w_dq));
+  return metered("query latent", rms_norm(c_q_raw_BSQ, w.q_norm, w.spec.inner_norm_eps));
 }
 
 Tensor up_project_query(const MlaWeights& w, Range heads, const Tensor& c_q_BSQ, const RopeTable& rope) {
@@ -162,14 +166,14 @@ Tensor up_project_query(const MlaWeights& w, Range heads, const Tensor& c_q_BSQ,
   const Tensor w_uq_h = w.w_uq.narrow(0, heads.begin * d.d_qk(), heads.size() * d.d_qk());
   const Tensor q =
       RotateQuery::apply(parlat::linear(c_q_BSQ, w_uq_h), heads.size(), rope.cos_BSr, rope.sin_BSr, rope.interleaved);
-  return q.view({c_q_BSQ.size(0), c_q_BSQ.size(1), heads.size(), d.d_qk()});
+  return metered("query", q).view({c_q_BSQ.size(0), c_q_BSQ.size(1), heads.size(), d.d_qk()});
 }
 
 Tensor project_latent(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {
   check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
   check_shape(w.w_dkv, {w.dims().d_cache(), w.dims().d_model}, "w_dkv");
-  return FinishLatent::apply(parlat::linear(x_BSD, w.w_dkv), w.kv_norm, w.spec.inner_norm_eps, rope.cos_BSr,
-                             rope.sin_BSr, rope.interleaved);
+  return FinishLatent::apply(metered("latent", parlat::linear(x_BSD, w.w_dkv)), w.kv_norm, w.spec.inner_norm_eps,
+                             rope.cos_BSr, rope.sin_BSr, rope.interleaved);
 }
 
 Tensor up_projection(const MlaWeights& w, Range heads) {
@@ -187,7 +191,7 @@ KeysValues up_project(const Tensor& w_ukv_hL, const Tensor& latent_BTd, const Ml
 Tensor project_output(const MlaWeights& w, const Tensor& out_BSHV) {
   const MlaDims& d = w.dims();
   check_shape(out_BSHV, {kAny, kAny, d.n_heads, d.d_v}, "out");
-  return parlat::linear(out_BSHV.flatten(2), w.w_o);
+  return metered("layer out", parlat::linear(out_BSHV.flatten(2), w.w_o));
 }
 
 }  // namespace parlat

@@ -2,6 +2,7 @@
 #include "parlat/base/range.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/model/transformer.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -22,7 +23,8 @@ void for_each_block(int64_t n_tokens, int64_t vocab_size, const Body& body) {
 
 Tensor block_logits(const Tensor& hidden_bD, const Tensor& head_VD) {
   const at::ScalarType wide = compute_dtype(hidden_bD.scalar_type());
-  const Tensor logits_bV = at::empty({hidden_bD.size(0), head_VD.size(0)}, hidden_bD.options().dtype(wide));
+  const Tensor logits_bV =
+      metered("logits of a block", at::empty({hidden_bD.size(0), head_VD.size(0)}, hidden_bD.options().dtype(wide)));
   gemm(hidden_bD, head_VD.t(), logits_bV);
   return logits_bV;
 }
@@ -40,7 +42,7 @@ struct TokenLoss : torch::autograd::Function<TokenLoss> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden_nD, const Tensor& head_VD, const Tensor& targets_n) {
     const at::ScalarType wide = compute_dtype(hidden_nD.scalar_type());
     const Tensor lse_n = at::empty({hidden_nD.size(0)}, hidden_nD.options().dtype(wide));
-    const Tensor sum = at::zeros({}, at::kDouble);
+    const Tensor sum = at::zeros({}, lse_n.options().dtype(at::kDouble));
     for_each_block(hidden_nD.size(0), head_VD.size(0), [&](int64_t begin, int64_t count) {
       const Tensor logits_bV = block_logits(hidden_nD.narrow(0, begin, count), head_VD);
       const Tensor targets_b = targets_n.narrow(0, begin, count);
@@ -58,7 +60,7 @@ struct TokenLoss : torch::autograd::Function<TokenLoss> {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &hidden_nD = saved[0], &head_VD = saved[1], &targets_n = saved[2], &lse_n = saved[3];
     const Tensor d_hidden_nD = at::empty_like(hidden_nD, hidden_nD.options(), at::MemoryFormat::Contiguous);
-    const Tensor d_head_VD = at::zeros(head_VD.sizes(), lse_n.options());
+    const Tensor d_head_VD = metered("weight gradient", at::zeros(head_VD.sizes(), lse_n.options()));
     for_each_block(hidden_nD.size(0), head_VD.size(0), [&](int64_t begin, int64_t count) {
       const Tensor hidden_bD = hidden_nD.narrow(0, begin, count);
       const Tensor targets_b = targets_n.narrow(0, begin, count);
@@ -75,6 +77,7 @@ struct TokenLoss : torch::autograd::Function<TokenLoss> {
 };
 
 void check_targets(const Tensor& targets_n, int64_t vocab_size) {
+  if (targets_n.is_meta()) return;
   const Tensor outside = targets_n.lt(0).logical_or(targets_n.ge(vocab_size));
   const Tensor bad = outside.logical_and(targets_n.ne(kIgnoredTarget));
   if (!bad.any().item<bool>()) return;

@@ -1,6 +1,7 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/model/moe.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -19,8 +20,8 @@ Tensor product(const Tensor& a_mk, const Tensor& b_kn) {
 struct SwiGlu : torch::autograd::Function<SwiGlu> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x_nD, const Tensor& w_gate, const Tensor& w_up,
                         const Tensor& w_down) {
-    const Tensor gate_nF = parlat::linear(x_nD, w_gate);
-    const Tensor up_nF = parlat::linear(x_nD, w_up);
+    const Tensor gate_nF = metered("mlp gate and up", parlat::linear(x_nD, w_gate));
+    const Tensor up_nF = metered("mlp gate and up", parlat::linear(x_nD, w_up));
     ctx->save_for_backward({x_nD, w_gate, w_up, w_down, gate_nF, up_nF});
     return parlat::linear(at::silu(gate_nF).mul_(up_nF), w_down);
   }
@@ -31,7 +32,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
     const Tensor &gate_nF = saved[4], &up_nF = saved[5], &d_out_nD = grads[0];
 
     const Tensor silu_nF = at::silu(gate_nF);
-    const Tensor d_w_down = product(d_out_nD.t(), silu_nF * up_nF);
+    const Tensor d_w_down = metered("weight gradient", product(d_out_nD.t(), silu_nF * up_nF));
     const Tensor d_product_nF = product(d_out_nD, w_down);
     const Tensor d_up_nF = d_product_nF * silu_nF;
     const Tensor d_gate_nF = at::silu_backward(d_product_nF * up_nF, gate_nF);

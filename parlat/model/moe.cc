@@ -51,7 +51,9 @@ struct WeightedSum : torch::autograd::Function<WeightedSum> {
     const int64_t n = weights_nk.size(0), k = weights_nk.size(1), d_model = y_mD.size(1);
     const Tensor y_nkD = y_mD.index_select(0, inverse).view({n, k, d_model});
     const Tensor sum_nD = at::zeros({n, d_model}, weights_nk.options());
-    for (int64_t j = 0; j < k; ++j) sum_nD.addcmul_(y_nkD.select(1, j), weights_nk.select(1, j).unsqueeze(1));
+    for (int64_t j = 0; j < k; ++j) {
+      sum_nD.addcmul_(y_nkD.select(1, j).to(sum_nD.scalar_type()), weights_nk.select(1, j).unsqueeze(1));
+    }
     return sum_nD.to(y_mD.scalar_type());
   }
 
@@ -60,7 +62,7 @@ struct WeightedSum : torch::autograd::Function<WeightedSum> {
     const Tensor &y_mD = saved[0], &weights_nk = saved[1], &order = saved[2], &inverse = saved[3];
     const Tensor d_out_nkD = grads[0].to(weights_nk.scalar_type()).unsqueeze(1);  // the same for every j
     const Tensor y_nkD = y_mD.index_select(0, inverse).view({weights_nk.size(0), weights_nk.size(1), y_mD.size(1)});
-    const Tensor d_weights_nk = (d_out_nkD * y_nkD).sum(-1);
+    const Tensor d_weights_nk = (d_out_nkD * y_nkD.to(weights_nk.scalar_type())).sum(-1);
     const Tensor d_y_nkD = (d_out_nkD * weights_nk.unsqueeze(-1)).to(y_mD.scalar_type());
     return {d_y_nkD.view(y_mD.sizes()).index_select(0, order), d_weights_nk, {}, {}};
   }
@@ -80,9 +82,17 @@ std::vector<int64_t> to_vector(const Tensor& counts) {
   return {counts.const_data_ptr<int64_t>(), counts.const_data_ptr<int64_t>() + counts.numel()};
 }
 
+// Rows of each expert. Without values (on the meta device) every expert gets an even share.
+Tensor count_rows(const MoeSpec& spec, const Tensor& expert_of_row) {
+  if (!expert_of_row.is_meta()) return at::bincount(expert_of_row, {}, spec.n_routed);
+  Tensor counts_E = at::empty({spec.n_routed}, at::kLong);
+  for (int64_t e = 0; e < spec.n_routed; ++e) counts_E[e] = even_share(expert_of_row.numel(), spec.n_routed, e).size();
+  return counts_E;
+}
+
 Dispatch plan_dispatch(const MoeSpec& spec, const Tensor& experts_nk, Communicator& comm) {
   const Tensor expert_of_row = experts_nk.flatten();
-  const Tensor counts_E = at::bincount(expert_of_row, {}, spec.n_routed);
+  const Tensor counts_E = count_rows(spec, expert_of_row);
   const int64_t n_local = even_share(spec.n_routed, comm.size(), comm.rank()).size();
   std::vector<Tensor> send, receive;
   for (int p = 0; p < comm.size(); ++p) {

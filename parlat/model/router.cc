@@ -40,7 +40,7 @@ Tensor outside_kept_groups(const MoeSpec& spec, const Tensor& scores_nE, int64_t
   const int64_t n = scores_nE.size(0), group_size = spec.n_routed / spec.n_group;
   const Tensor grouped_nGe = scores_nE.view({n, spec.n_group, group_size});
   const Tensor group_scores_nG = std::get<0>(at::topk(grouped_nGe, best, /*dim=*/-1)).sum(-1);
-  const Tensor outside_nG = at::ones({n, spec.n_group}, at::kBool);
+  const Tensor outside_nG = at::ones({n, spec.n_group}, scores_nE.options().dtype(at::kBool));
   outside_nG.scatter_(1, top_k(group_scores_nG, spec.topk_group), false);
   return outside_nG.unsqueeze(-1).expand({n, spec.n_group, group_size}).reshape({n, spec.n_routed});
 }

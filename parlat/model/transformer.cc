@@ -3,6 +3,7 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/mla/projections.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -17,7 +18,7 @@ struct Embed : torch::autograd::Function<Embed> {
   static Tensor forward(AutogradContext* ctx, const Tensor& table_ED, const Tensor& tokens_BS) {
     ctx->saved_data["rows"] = table_ED.size(0);
     ctx->save_for_backward({tokens_BS});
-    return at::embedding(table_ED, tokens_BS);
+    return metered("residual stream", at::embedding(table_ED, tokens_BS));
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -30,6 +31,7 @@ struct Embed : torch::autograd::Function<Embed> {
 };
 
 void check_tokens(const Tensor& tokens_BS, int64_t vocab_size) {
+  if (tokens_BS.is_meta()) return;
   const Tensor bad = tokens_BS.lt(0).logical_or(tokens_BS.ge(vocab_size));
   if (!bad.any().item<bool>()) return;
   const Tensor first = bad.nonzero()[0];
@@ -52,9 +54,10 @@ Tensor Transformer::forward(const Tensor& tokens_BS, const TokenShard& shard, co
   for (size_t i = 0; i < weights_.layers.size(); ++i) {
     const LayerWeights& layer = weights_.layers[i];
     const Tensor normed_BSD = rms_norm(x_BSD, layer.attention_norm, config_.rms_norm_eps);
-    x_BSD = x_BSD + attention_.forward(layer.mla, normed_BSD, shard);
+    x_BSD = metered("residual stream", x_BSD + attention_.forward(layer.mla, normed_BSD, shard));
     report(fmt::format("layer {} attention", i), x_BSD);
-    x_BSD = x_BSD + feed_forward(layer, rms_norm(x_BSD, layer.mlp_norm, config_.rms_norm_eps));
+    x_BSD =
+        metered("residual stream", x_BSD + feed_forward(layer, rms_norm(x_BSD, layer.mlp_norm, config_.rms_norm_eps)));
     report(fmt::format("layer {} mlp", i), x_BSD);
   }
   x_BSD = rms_norm(x_BSD, weights_.final_norm, config_.rms_norm_eps);

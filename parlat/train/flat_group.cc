@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "parlat/base/error.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -22,7 +23,7 @@ class AddTo final : public torch::autograd::PostAccumulateGradHook {
   explicit AddTo(Tensor sum) : sum_(std::move(sum)) {}
   void operator()(const Tensor& weight) override {
     const at::NoGradGuard no_grad;
-    sum_.add_(weight.grad());
+    sum_.add_(weight.grad().to(sum_.scalar_type()));
     weight.mutable_grad().reset();
   }
 
@@ -60,9 +61,10 @@ FlatGroup::FlatGroup(bool experts, const ModelConfig& config, const std::vector<
       shard_(even_share(layout().size, replicas_.size(), replicas_.rank())) {
   std::map<std::string, Tensor*> tensors;
   for (const WeightRow& row : table) tensors[row.name] = row.tensor;
-  const at::ScalarType dtype = layout().slots.empty() ? at::kFloat : tensors[layout().slots[0].name]->scalar_type();
-  weights_ = at::zeros({layout().size}, dtype);
-  gradients_ = at::zeros({layout().size}, at::kFloat);
+  const at::TensorOptions options =
+      layout().slots.empty() ? at::TensorOptions(at::kFloat) : tensors[layout().slots[0].name]->options();
+  weights_ = metered("weights", at::zeros({layout().size}, options));
+  gradients_ = metered("gradients", at::zeros({layout().size}, options.dtype(at::kFloat)));
   for (const FlatLayout::Slot& slot : layout().slots) {
     Tensor& tensor = *tensors[slot.name];
     const Tensor place = weights_.narrow(0, slot.range.begin, slot.range.size()).view(slot.shape);
@@ -83,7 +85,8 @@ std::vector<Tensor> FlatGroup::shares(const Tensor& flat) const {
 }
 
 Tensor FlatGroup::shard_weights() const {
-  return weights_.narrow(0, shard_.begin, shard_.size()).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  return metered("optimizer state",
+                 weights_.narrow(0, shard_.begin, shard_.size()).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
 }
 
 Handle FlatGroup::reduce_gradients(const Tensor& shard_sum) {

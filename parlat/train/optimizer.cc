@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "parlat/base/error.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -21,6 +22,7 @@ struct AdamWStep {
 
 void adamw(const AdamWStep& step, Range range, const Tensor& master, const Tensor& exp_avg, const Tensor& exp_avg_sq,
            const Tensor& gradients) {
+  if (master.is_meta()) return;
   float* const w = master.mutable_data_ptr<float>();
   float* const m = exp_avg.mutable_data_ptr<float>();
   float* const v = exp_avg_sq.mutable_data_ptr<float>();
@@ -34,6 +36,7 @@ void adamw(const AdamWStep& step, Range range, const Tensor& master, const Tenso
 }
 
 double sum_of_squares(const Tensor& values) {
+  if (values.is_meta()) return 0;
   double sum = 0;
   const float* const value = values.const_data_ptr<float>();
   for (int64_t i = 0; i < values.numel(); ++i) sum += static_cast<double>(value[i]) * value[i];
@@ -72,7 +75,8 @@ ShardedAdamW::ShardedAdamW(const AdamWSpec& spec, std::vector<FlatGroup>& groups
     : spec_(spec), world_(world) {
   for (FlatGroup& group : groups) {
     const Tensor master = group.shard_weights();
-    shards_.push_back({group, master, at::zeros_like(master), at::zeros_like(master), at::zeros_like(master)});
+    const auto zeros = [&] { return metered("optimizer state", at::zeros_like(master)); };
+    shards_.push_back({group, master, zeros(), zeros(), zeros()});
   }
 }
 

@@ -9,6 +9,7 @@
 #include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/fused_passes.h"
 #include "parlat/mla/projections.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -64,7 +65,7 @@ struct Passing final : torch::CustomClassHolder {
   // Passes `send` on and receives what the neighbour held, as large as what this rank holds at `hop`.
   Handle pass_on(const Tensor& send, Tensor& receive, int hop, const char* what) const {
     const int64_t count = shares[hop % hops()].count(ranks->group->rank());
-    receive = at::empty({send.size(0), count, send.size(2)}, send.options());
+    receive = metered("latents in passing", at::empty({send.size(0), count, send.size(2)}, send.options()));
     return ranks->ring->send_recv(send, owner(hops() - 1), receive, owner(1), what);
   }
 
@@ -139,13 +140,13 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
                         const c10::intrusive_ptr<Passing>& passing) {
     const Tensor q = passing->to_heads(q_local, "group query");
     const int64_t n_heads = q.size(2), d_v = w_ukv.size(0) / n_heads - passing->d_nope;
-    const Tensor sum = at::empty({q.size(0), q.size(1), n_heads, d_v}, compute_options(q));
-    const Tensor lse = at::empty({q.size(0), q.size(1), n_heads}, compute_options(q));
+    const Tensor sum = metered("out", at::empty({q.size(0), q.size(1), n_heads, d_v}, compute_options(q)));
+    const Tensor lse = metered("lse", at::empty({q.size(0), q.size(1), n_heads}, compute_options(q)));
     for_each_hop(*passing, latent, "ring latent", [&](int hop, const Tensor& here) {
       const LatentKeys keys(here, w_ukv, n_heads, passing->d_nope);
       fused_forward({q, passing->visible[hop], passing->scale}, keys, sum, lse, /*resume=*/hop > 0);
     });
-    const Tensor out = sum.to(q.scalar_type());
+    const Tensor out = metered("out", sum.to(q.scalar_type()));
     ctx->save_for_backward({q, latent, w_ukv, out, lse});
     ctx->saved_data["passing"] = c10::IValue::make_capsule(passing);
     return passing->to_tokens(out, "group out");
@@ -155,12 +156,14 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &latent = saved[1], &w_ukv = saved[2];
     const auto passing = c10::static_intrusive_pointer_cast<Passing>(ctx->saved_data["passing"].toCapsule());
-    const auto wide_zeros = [](const Tensor& like) { return at::zeros(like.sizes(), compute_options(like)); };
+    const auto wide_zeros = [](const char* what, const Tensor& like) {
+      return metered(what, at::zeros(like.sizes(), compute_options(like)));
+    };
     const Tensor grad_out = passing->to_heads(grad[0], "group out gradient");
-    const Tensor grad_q = wide_zeros(q), grad_w = wide_zeros(w_ukv);
+    const Tensor grad_q = wide_zeros("query gradient", q), grad_w = wide_zeros("weight gradient", w_ukv);
     TravellingGradient travelling(*passing);
     for_each_hop(*passing, latent, "ring latent again", [&](int hop, const Tensor& here) {
-      const Tensor grad_here = wide_zeros(here);
+      const Tensor grad_here = wide_zeros("latent gradient", here);
       const LatentKeys keys(here, w_ukv, q.size(2), passing->d_nope, grad_here, grad_w);
       fused_backward({q, passing->visible[hop], passing->scale}, keys, saved[3], saved[4], grad_out, grad_q,
                      /*parts=*/passing->hops() > 1);

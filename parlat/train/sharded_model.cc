@@ -10,14 +10,26 @@
 
 namespace parlat {
 
+namespace {
+
+// What initialize allocates, on the meta device.
+void initialize_shapes(const std::vector<WeightRow>& table, at::ScalarType dtype) {
+  const at::TensorOptions shapes(at::kMeta);
+  for (const WeightRow& row : table) row.set(at::empty(row.shape, shapes).to(row.keep_fp32 ? at::kFloat : dtype));
+}
+
+}  // namespace
+
 ShardedModel::ShardedModel(const ModelConfig& config, const Mesh& mesh, const std::filesystem::path& directory,
-                           uint64_t seed, at::ScalarType dtype)
+                           uint64_t seed, at::ScalarType dtype, at::Device device)
     : config_(config),
       mesh_(mesh),
       table_(weight_table(config, mesh.experts_of(mesh.experts->rank(), config), weights_)),
       attention_(make_attention(mesh.spec.form, *mesh.sequence, config.mla.dims, mesh.spec.attention)),
       transformer_(config_, weights_, *attention_, *mesh.experts) {
-  if (directory.empty()) {
+  if (device.is_meta()) {
+    initialize_shapes(table_, dtype);
+  } else if (directory.empty()) {
     initialize(table_, config, seed, dtype);
   } else {
     load_weights(directory, config, table_, dtype);

@@ -16,10 +16,11 @@ namespace parlat {
 // attention, and the loss of its tokens.
 class ShardedModel {
  public:
-  // Weights from a Hugging Face directory, or from the seed where `directory` is empty: the same on every mesh. Config
-  // and mesh outlive the model. Throws what make_attention, load_weights and validate(config) throw.
+  // Weights from a Hugging Face directory, or from the seed where `directory` is empty: the same on every mesh; on the
+  // meta device shapes only. Config and mesh outlive the model. Throws what make_attention, load_weights and
+  // validate(config) throw.
   ShardedModel(const ModelConfig& config, const Mesh& mesh, const std::filesystem::path& directory, uint64_t seed,
-               at::ScalarType dtype);
+               at::ScalarType dtype, at::Device device = at::kCPU);
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
