@@ -3,7 +3,9 @@
 
 #include "cli/attention_flags.h"
 #include "cli/commands.h"
+#include "cli/peak_sites.h"
 #include "cli/ranks.h"
+#include "parlat/base/error.h"
 #include "parlat/base/progress.h"
 #include "parlat/base/units.h"
 #include "parlat/bench/attention_bench.h"
@@ -24,6 +26,7 @@ struct LayerFlags {
   int64_t batch = 1, documents = 1, verify_sequence = 0;
   std::string pass = "forward+backward", sharding = "contiguous";
   int repeats = 5;
+  bool dry_run = false, as_published = false;
 };
 
 AttentionBenchOptions attention_options(const LayerFlags& flags) {
@@ -42,6 +45,11 @@ AttentionBenchOptions attention_options(const LayerFlags& flags) {
   options.repeats = flags.repeats;
   options.verify_sequence = flags.verify_sequence;
   options.seed = flags.common.seed;
+  if (flags.as_published && flags.forms.empty()) {
+    options.forms = {TrainForm::kExplicit, TrainForm::kAbsorbed, TrainForm::kLaga};
+  }
+  options.dry_run = flags.dry_run || flags.as_published;
+  options.as_published = flags.as_published;
   return options;
 }
 
@@ -74,24 +82,37 @@ void check_grid(const std::vector<CommonOptions>& rank_counts, const AttentionBe
   }
 }
 
-std::vector<std::string> table_row(const AttentionBenchRow& row, const AttentionOptions& attention,
-                                   const std::string& dtype) {
-  return {std::string(name(row.form)),
-          std::string(name(attention.kernel)),
-          fmt::format("{}", row.ranks),
-          fmt::format("{}", row.heads),
-          fmt::format("{}", row.sequence),
-          dtype,
-          fmt::format("{:.1f}", row.ms.min),
-          fmt::format("{:.1f}", row.ms.median),
-          fmt::format("{:.1f}", row.ms.p90),
-          format_count(std::llround(row.tokens_per_s)),
-          format_bytes(static_cast<double>(row.sent_forward.total())),
-          format_bytes(static_cast<double>(row.sent.total())),
-          format_bytes(static_cast<double>(row.paper_bytes)),
-          format_bytes(static_cast<double>(row.peak_activation_bytes)),
-          fmt::format("{:.1e}", row.check.max_error),
-          fmt::format("{:.1e}", row.check.tolerance),
+using Table = std::vector<std::vector<std::string>>;
+
+std::vector<std::string> join(std::initializer_list<std::vector<std::string>> parts) {
+  std::vector<std::string> all;
+  for (const std::vector<std::string>& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+const std::vector<std::string> kShapeColumns = {"form", "kernel", "ranks", "heads", "S", "dtype"};
+std::vector<std::string> shape_cells(const AttentionBenchRow& row, const AttentionBenchOptions& options) {
+  return {std::string(name(row.form)),     std::string(name(options.attention.kernel)),
+          fmt::format("{}", row.ranks),    fmt::format("{}", row.heads),
+          fmt::format("{}", row.sequence), std::string(name(options.dtype))};
+}
+
+const std::vector<std::string> kTimeColumns = {"ms min", "median", "p90", "tokens/s"};
+std::vector<std::string> time_cells(const AttentionBenchRow& row) {
+  return {fmt::format("{:.1f}", row.ms.min), fmt::format("{:.1f}", row.ms.median), fmt::format("{:.1f}", row.ms.p90),
+          format_count(std::llround(row.tokens_per_s))};
+}
+
+const std::vector<std::string> kByteColumns = {"sent fwd", "sent", "paper fwd", "peak"};
+std::vector<std::string> byte_cells(const AttentionBenchRow& row) {
+  return {format_bytes(static_cast<double>(row.sent_forward.total())),
+          format_bytes(static_cast<double>(row.sent.total())), format_bytes(static_cast<double>(row.paper_bytes)),
+          format_bytes(static_cast<double>(row.peak_activation_bytes))};
+}
+
+const std::vector<std::string> kCheckColumns = {"error", "allowed", ""};
+std::vector<std::string> check_cells(const AttentionBenchRow& row) {
+  return {fmt::format("{:.1e}", row.check.max_error), fmt::format("{:.1e}", row.check.tolerance),
           row.check.ok ? "ok" : "FAILED"};
 }
 
@@ -100,14 +121,17 @@ void run_attention(const LayerFlags& flags) {
   const std::vector<at::ScalarType> dtypes = parse_compute_dtypes(flags.common.dtype);
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
   check_grid(rank_counts, options);
+  if (options.dry_run && flags.common.ranks == "mpi") {
+    throw ConfigError("dry-run: expected --ranks local:N, threads that exchange shapes, got mpi");
+  }
   const size_t combinations = rank_counts.size() * dtypes.size() * options.heads.size() * options.sequences.size();
   const bool prints = is_printing_process(flags.common);
   Progress progress("attention", static_cast<int64_t>(combinations), "shapes", flags.common.quiet || !prints);
   int64_t done = 0;
 
-  std::vector<std::vector<std::string>> table = {{"form", "kernel", "ranks", "heads", "S", "dtype", "ms min", "median",
-                                                  "p90", "tokens/s", "sent fwd", "sent", "paper fwd", "peak", "error",
-                                                  "allowed", ""}};
+  Table table = {options.dry_run ? join({kShapeColumns, kByteColumns})
+                                 : join({kShapeColumns, kTimeColumns, kByteColumns, kCheckColumns})};
+  Table sites = {join({kShapeColumns, {"at the peak", "bytes", ""}})};
   nlohmann::json rows = nlohmann::json::array();
   bool all_ok = true;
   for (const CommonOptions& common : rank_counts) {
@@ -118,8 +142,14 @@ void run_attention(const LayerFlags& flags) {
         progress.update(done++, fmt::format("{}, {}, {}", common.ranks, name(dtype), what));
       };
       for (const AttentionBenchRow& row : bench_attention(options, run_ranks, observe)) {
-        table.push_back(table_row(row, options.attention, std::string(name(dtype))));
         rows.push_back(to_json(row, options));
+        if (options.dry_run) {
+          table.push_back(join({shape_cells(row, options), byte_cells(row)}));
+          for (const auto& cells : peak_cells(row.peak_sites))
+            sites.push_back(join({shape_cells(row, options), cells}));
+          continue;
+        }
+        table.push_back(join({shape_cells(row, options), time_cells(row), byte_cells(row), check_cells(row)}));
         all_ok = all_ok && row.check.ok;
       }
     }
@@ -127,6 +157,10 @@ void run_attention(const LayerFlags& flags) {
   progress.update(done);
   if (prints) {
     print_table(table);
+    if (options.dry_run) {
+      fmt::print("\n");
+      print_table(sites);
+    }
     write_record(flags.common, "bench attention", attention_config(flags, options), rows);
   }
   if (!all_ok) throw CLI::RuntimeError(1);
@@ -163,6 +197,10 @@ void add_attention(CLI::App& bench) {
       ->add_option("--verify-sequence", flags->verify_sequence,
                    "tokens given to the oracle (default: a few seconds' worth)")
       ->check(count);
+  command->add_flag("--dry-run", flags->dry_run,
+                    "bytes sent and peak memory only: the same code on tensors without values, of any size");
+  command->add_flag("--as-published", flags->as_published,
+                    "explicit, absorbed and laga as the LAGA paper's prototype writes attention (a dry run)");
   command->callback([flags] { run_attention(*flags); });
 }
 

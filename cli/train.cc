@@ -4,12 +4,15 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 
 #include "cli/attention_flags.h"
 #include "cli/commands.h"
 #include "cli/common.h"
+#include "cli/peak_sites.h"
 #include "parlat/base/error.h"
 #include "parlat/base/units.h"
+#include "parlat/train/dry_run.h"
 #include "parlat/train/step_record.h"
 #include "parlat/train/trainer.h"
 
@@ -41,6 +44,7 @@ struct Flags {
   std::string model_config, tokenizer;
   double inner_norm_eps = MlaSpec{}.inner_norm_eps;
   TextSpec text;
+  bool dry_run = false;
   std::string form = "laga", sharding = "contiguous", schedule = "cosine";
   TrainSettings settings;
 };
@@ -55,11 +59,11 @@ void add_flags(CLI::App& command, Flags& flags) {
   add_inner_norm_eps(command, flags.inner_norm_eps);
   option("--init", s.init, "folder of a Hugging Face checkpoint whose weights to start from");
   option("--tokenizer", flags.tokenizer, "bytes, or a folder with tokenizer.json (--init's if it has one, or bytes)");
-  option("--data", flags.text.files, "text files, each one document")->required();
+  option("--data", flags.text.files, "text files, each one document");
   option("--eval-data", flags.text.evaluation_file, "text file to evaluate on, instead of a held-out part of --data");
   option("--eval-fraction", flags.text.evaluation_fraction, "part of the sequences to hold out");
   option("--eval-every", s.evaluate_every, "steps (0: at the end)");
-  option("--out", s.out, "folder for metrics.jsonl and checkpoints")->required();
+  option("--out", s.out, "folder for metrics.jsonl and checkpoints");
   command.add_flag("--resume", s.resume, "go on from the newest checkpoint in --out, if there is one");
   option("--checkpoint-every", s.checkpoint_every, "steps (0: at the end)");
   option("--keep", s.keep, "checkpoints to keep");
@@ -82,6 +86,8 @@ void add_flags(CLI::App& command, Flags& flags) {
   option("--beta1", s.adamw.beta1, "AdamW");
   option("--beta2", s.adamw.beta2, "AdamW");
   option("--clip", s.adamw.clip, "largest norm of the gradient (0: any)");
+  command.add_flag("--dry-run", flags.dry_run,
+                   "only one step's bytes and memory: the same code on tensors without values, of any size, no --data");
 }
 
 std::unique_ptr<Tokenizer> choose_tokenizer(const Flags& flags) {
@@ -93,9 +99,8 @@ std::unique_ptr<Tokenizer> choose_tokenizer(const Flags& flags) {
   return load_tokenizer(flags.tokenizer);
 }
 
-TrainSettings resolve(const Flags& flags, const Tokenizer& tokenizer, int ranks) {
+TrainSettings resolve(const Flags& flags, int ranks) {
   TrainSettings settings = flags.settings;
-  settings.tokenizer_files = tokenizer.files();
   settings.dtype = parse_dtype(flags.common.dtype);
   settings.seed = flags.common.seed;
   settings.quiet = flags.common.quiet;
@@ -153,12 +158,16 @@ struct Inputs {
   TrainingText text;
 };
 
-Inputs load_inputs(const Flags& flags) {
+ModelConfig load_config(const Flags& flags) {
   const bool init_config = flags.model_config.empty() && !flags.settings.init.empty();
   const std::string source = init_config                  ? flags.settings.init.string()
                              : flags.model_config.empty() ? "tiny"
                                                           : flags.model_config;
-  ModelConfig config = load_model_config(source, flags.inner_norm_eps);
+  return load_model_config(source, flags.inner_norm_eps);
+}
+
+Inputs load_inputs(const Flags& flags) {
+  ModelConfig config = load_config(flags);
   std::unique_ptr<Tokenizer> tokenizer = choose_tokenizer(flags);
   if (tokenizer->vocab_size() > config.vocab_size) {
     throw ConfigError("model-config: expected a vocabulary of at least the {} tokens of the {} tokenizer, got {}",
@@ -168,7 +177,56 @@ Inputs load_inputs(const Flags& flags) {
   return {std::move(config), std::move(tokenizer), std::move(text)};
 }
 
+// One step's bytes and memory, of the rank with most.
+void run_dry(const Flags& flags) {
+  if (flags.common.ranks == "mpi") {
+    throw ConfigError("dry-run: expected --ranks local:N, threads that exchange shapes, got mpi");
+  }
+  const ModelConfig config = load_config(flags);
+  std::mutex mutex;
+  TrainSettings settings;
+  DryRun most;
+  with_ranks(flags.common, [&](Communicator& world) {
+    const TrainSettings of_ranks = resolve(flags, world.size());
+    DryRun mine = dry_run_step(of_ranks, config, flags.text.sequence, world);
+    const std::lock_guard lock(mutex);
+    settings = of_ranks;
+    if (mine.peak_bytes > most.peak_bytes) most = std::move(mine);
+  });
+  print_table(
+      {{"form", "ranks", "S", "batch", "dtype", "sent a step", "peak memory"},
+       {std::string(name(settings.parallel.form)), fmt::format("{}", settings.parallel.ranks()),
+        fmt::format("{}", flags.text.sequence), fmt::format("{}", settings.batch), flags.common.dtype,
+        format_bytes(static_cast<double>(most.sent.bytes())), format_bytes(static_cast<double>(most.peak_bytes))}});
+  std::vector<std::vector<std::string>> sites = {{"at the peak", "bytes", ""}};
+  for (auto& cells : peak_cells(most.peak_sites)) sites.push_back(std::move(cells));
+  fmt::print("\n");
+  print_table(sites);
+  write_record(flags.common, "train",
+               {{"model", to_hf_json(config)},
+                {"data_ranks", settings.parallel.data},
+                {"seed", settings.seed},
+                {"expert_ranks", settings.parallel.expert},
+                {"accumulate", settings.accumulate}},
+               nlohmann::json::array({{{"form", name(settings.parallel.form)},
+                                       {"kernel", name(settings.parallel.attention.kernel)},
+                                       {"save", name(settings.parallel.attention.save)},
+                                       {"ranks", settings.parallel.ranks()},
+                                       {"sequence", flags.text.sequence},
+                                       {"batch", settings.batch},
+                                       {"heads", config.mla.dims.n_heads},
+                                       {"dtype", name(settings.dtype)},
+                                       {"pass", "forward+backward"},
+                                       {"dry_run", true},
+                                       {"sent_bytes", to_json(sent_bytes(most.sent))},
+                                       {"peak_bytes", most.peak_bytes},
+                                       {"peak_sites", to_json(most.peak_sites)}}}));
+}
+
 void run_train(const Flags& flags) {
+  if (flags.dry_run) return run_dry(flags);
+  if (flags.text.files.empty()) throw CLI::RequiredError("--data");
+  if (flags.settings.out.empty()) throw CLI::RequiredError("--out");
   std::optional<Inputs> inputs;
   load_in_every_process(flags.common, [&] { inputs.emplace(load_inputs(flags)); });
   const ModelConfig& config = inputs->config;
@@ -177,7 +235,8 @@ void run_train(const Flags& flags) {
   std::atomic<bool> interrupted = false;
   catch_interrupts();
   with_ranks(flags.common, [&](Communicator& world) {
-    const TrainSettings settings = resolve(flags, *inputs->tokenizer, world.size());
+    TrainSettings settings = resolve(flags, world.size());
+    settings.tokenizer_files = inputs->tokenizer->files();
     const TrainResult result = train(settings, config, text, world, [] { return interrupts > 0; });
     if (result.interrupted) interrupted = true;
     if (world.rank() != 0) return;

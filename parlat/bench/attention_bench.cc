@@ -1,15 +1,18 @@
 #include "parlat/bench/attention_bench.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <chrono>
 #include <memory>
 
 #include "parlat/base/error.h"
+#include "parlat/bench/published_attention.h"
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/plan/flops.h"
 #include "parlat/tensor/memory_meter.h"
+#include "parlat/tensor/meta_device.h"
 #include "parlat/train/forms.h"
 #include "parlat/train/step_record.h"
 
@@ -22,11 +25,8 @@ using Clock = std::chrono::steady_clock;
 // One form on one rank, ready to run.
 class RankPass {
  public:
-  RankPass(TrainForm form, const AttentionOptions& options, const RankLayer& local, bool backward, Communicator& comm)
-      : attention_(make_attention(form, comm, local.weights.dims(), options)),
-        local_(local),
-        backward_(backward),
-        comm_(comm) {}
+  RankPass(TrainForm form, const AttentionBenchOptions& options, const RankLayer& local, Communicator& comm)
+      : attention_(make(form, options, comm)), local_(local), backward_(options.backward), comm_(comm) {}
 
   // Returns what the forward pass sent.
   Traffic run() const {
@@ -48,6 +48,12 @@ class RankPass {
   }
 
  private:
+  static std::unique_ptr<Attention> make(TrainForm form, const AttentionBenchOptions& options, Communicator& comm) {
+    const MlaDims& dims = options.spec.dims;
+    if (options.as_published) return std::make_unique<PublishedAttention>(form, comm, dims, options.attention);
+    return make_attention(form, comm, dims, options.attention);
+  }
+
   std::unique_ptr<Attention> attention_;
   const RankLayer& local_;
   bool backward_;
@@ -65,10 +71,26 @@ SentBytes max_over_ranks(const SentBytes& sent, Communicator& comm) {
           .send_recv = largest(sent.send_recv)};
 }
 
+// The sites of the first rank whose peak is `largest`, on every rank.
+std::vector<MemoryMeter::Site> sites_of_largest(const MemoryMeter& meter, int64_t largest, Communicator& comm) {
+  const bool mine = meter.peak_bytes() == largest;
+  const auto owner = static_cast<int>(-comm.max_over_ranks(mine ? -comm.rank() : -comm.size(), "rank of the peak"));
+  nlohmann::json sites = nlohmann::json::array();
+  for (const MemoryMeter::Site& site : meter.peak_sites()) sites.push_back({site.name, site.bytes});
+  std::string text = comm.rank() == owner ? sites.dump() : "";
+  text.resize(static_cast<size_t>(comm.max_over_ranks(static_cast<double>(text.size()), "length of the sites")));
+  comm.broadcast(at::from_blob(text.data(), {static_cast<int64_t>(text.size())}, at::kByte), owner, "sites").wait();
+  std::vector<MemoryMeter::Site> all;
+  for (const nlohmann::json& site : nlohmann::json::parse(text)) {
+    all.push_back({site.at(0).get<std::string>(), site.at(1).get<int64_t>()});
+  }
+  return all;
+}
+
 // One untimed pass, which also warms up: its peak memory and traffic go to `row`.
 void measure_memory_and_traffic(const RankPass& pass, bool backward, Communicator& comm, AttentionBenchRow& row) {
   if (backward) pass.zero_gradients();
-  MemoryMeter meter;
+  MemoryMeter meter(/*with_sites=*/true);
   Traffic forward, whole;
   {
     const MemoryMeter::Scope scope(meter);
@@ -81,6 +103,7 @@ void measure_memory_and_traffic(const RankPass& pass, bool backward, Communicato
     return static_cast<int64_t>(comm.max_over_ranks(static_cast<double>(value), what));
   };
   row.peak_activation_bytes = largest(meter.peak_bytes(), "peak memory");
+  row.peak_sites = sites_of_largest(meter, row.peak_activation_bytes, comm);
   row.paper_bytes = largest(forward.paper_bytes(), "bytes sent");
   row.sent_forward = max_over_ranks(sent_bytes(forward), comm);
   row.sent = max_over_ranks(sent_bytes(whole), comm);
@@ -95,16 +118,22 @@ double timed_pass_ms(const RankPass& pass, Communicator& comm) {
   return comm.max_over_ranks(ms, "time of a pass");
 }
 
+void stop_gradients_of_weights(const RankLayer& local) {
+  for (const auto& [name, leaf] : local.leaves()) leaf.set_requires_grad(name == "x" && leaf.requires_grad());
+}
+
 // Fills everything of `rows` (one a form) but the check. Called by every rank, with rows of its own.
 void measure_rank(const LayerCase& layer, const AttentionBenchOptions& options, Communicator& comm,
                   std::vector<AttentionBenchRow>& rows) {
   const RankLayer local = rank_layer(layer, options.backward, comm);
+  if (options.as_published) stop_gradients_of_weights(local);
   std::vector<RankPass> passes;
-  for (const TrainForm form : options.forms)
-    passes.emplace_back(form, options.attention, local, options.backward, comm);
+  for (const TrainForm form : options.forms) passes.emplace_back(form, options, local, comm);
   for (size_t i = 0; i < passes.size(); ++i) {
+    rows[i].ranks = comm.size();
     measure_memory_and_traffic(passes[i], options.backward, comm, rows[i]);
   }
+  if (options.dry_run) return;
   std::vector<std::vector<double>> ms(passes.size());
   for (int repeat = 0; repeat < options.repeats; ++repeat) {
     // Each repeat starts with another form, so that none always follows the same one.
@@ -114,7 +143,6 @@ void measure_rank(const LayerCase& layer, const AttentionBenchOptions& options, 
     }
   }
   for (size_t i = 0; i < passes.size(); ++i) {
-    rows[i].ranks = comm.size();
     rows[i].ms = spread_of(ms[i]);
     rows[i].tokens_per_s = static_cast<double>(layer.batch() * layer.sequence()) / rows[i].ms.median * 1e3;
   }
@@ -128,6 +156,21 @@ LayerCase case_of(const AttentionBenchOptions& options, const MlaWeights& weight
                                    .seed = options.seed});
 }
 
+std::vector<AttentionBenchRow> verify_cell(const AttentionBenchOptions& options, const MlaWeights& weights,
+                                           std::vector<AttentionBenchRow> rows, const RankRunner& run_ranks) {
+  const int64_t sequence = rows.front().sequence;
+  const int64_t length = options.verify_sequence > 0 ? std::min(sequence, options.verify_sequence)
+                                                     : verification_length(weights.dims(), options.batch, sequence);
+  const LayerCase verified = case_of(options, weights, length);
+  const OracleResult want = oracle_of(verified);
+  return run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
+    for (AttentionBenchRow& row : mine) {
+      row.verified_sequence = length;
+      row.check = check_form(row.form, options.attention, verified, want, comm);
+    }
+  });
+}
+
 std::vector<AttentionBenchRow> bench_cell(const AttentionBenchOptions& options, const MlaWeights& weights,
                                           int64_t sequence, const RankRunner& run_ranks) {
   std::vector<AttentionBenchRow> rows;
@@ -136,14 +179,8 @@ std::vector<AttentionBenchRow> bench_cell(const AttentionBenchOptions& options, 
     row.form = form;
     row.sequence = sequence;
     row.heads = weights.dims().n_heads;
-    row.verified_sequence = options.verify_sequence > 0 ? std::min(sequence, options.verify_sequence)
-                                                        : verification_length(weights.dims(), options.batch, sequence);
   }
-  const LayerCase verified = case_of(options, weights, rows.front().verified_sequence);
-  const OracleResult want = oracle_of(verified);
-  rows = run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
-    for (AttentionBenchRow& row : mine) row.check = check_form(row.form, options.attention, verified, want, comm);
-  });
+  if (!options.dry_run) rows = verify_cell(options, weights, std::move(rows), run_ranks);
   const LayerCase layer = case_of(options, weights, sequence);
   return run_and_keep(run_ranks, rows, [&](Communicator& comm, std::vector<AttentionBenchRow>& mine) {
     measure_rank(layer, options, comm, mine);
@@ -168,12 +205,14 @@ std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& opti
                                                const BenchObserver& observe) {
   PARLAT_ASSERT(options.repeats > 0 && !options.forms.empty(), "{} repeats of {} forms", options.repeats,
                 options.forms.size());
+  if (options.dry_run) prepare_meta_device();
   std::vector<AttentionBenchRow> rows;
   const std::vector<int64_t> own_heads = {options.spec.dims.n_heads};
   for (const int64_t heads : options.heads.empty() ? own_heads : options.heads) {
     MlaSpec spec = options.spec;
     spec.dims.n_heads = heads;
-    const MlaWeights weights = random_mla_weights(spec, options.seed, options.dtype);
+    const MlaWeights weights =
+        random_mla_weights(spec, options.seed, options.dtype, options.dry_run ? at::kMeta : at::kCPU);
     for (const int64_t sequence : options.sequences) {
       if (observe) observe(fmt::format("{} heads, {} tokens", heads, sequence));
       const std::vector<AttentionBenchRow> cell = bench_cell(options, weights, sequence, run_ranks);
@@ -196,17 +235,21 @@ nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions
                          {"dtype", name(options.dtype)},
                          {"sharding", name(options.sharding)},
                          {"pass", options.backward ? "forward+backward" : "forward"},
-                         {"ms", to_json(row.ms)},
-                         {"tokens_per_s", row.tokens_per_s},
+                         {"dry_run", options.dry_run},
                          {"sent_bytes", to_json(row.sent)},
                          {"sent_bytes_forward", to_json(row.sent_forward)},
                          {"paper_bytes", row.paper_bytes},
                          {"peak_activation_bytes", row.peak_activation_bytes},
-                         {"max_error", row.check.max_error},
-                         {"tolerance", row.check.tolerance},
-                         {"worst_tensor", row.check.worst},
-                         {"verified_sequence", row.verified_sequence},
-                         {"ok", row.check.ok}};
+                         {"peak_sites", to_json(row.peak_sites)}};
+  if (options.as_published) json["as_published"] = true;
+  if (options.dry_run) return json;
+  json.update({{"ms", to_json(row.ms)},
+               {"tokens_per_s", row.tokens_per_s},
+               {"max_error", row.check.max_error},
+               {"tolerance", row.check.tolerance},
+               {"worst_tensor", row.check.worst},
+               {"verified_sequence", row.verified_sequence},
+               {"ok", row.check.ok}});
   if (!row.check.ok) json["error"] = row.check.text();
   return json;
 }

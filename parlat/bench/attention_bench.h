@@ -9,6 +9,7 @@
 #include "parlat/bench/form_check.h"
 #include "parlat/bench/rank_runner.h"
 #include "parlat/plan/form_costs.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -28,6 +29,8 @@ struct AttentionBenchOptions {
   int repeats = 5;
   int64_t verify_sequence = 0;  // the longest sequence that the fp64 oracle is given; 0: verification_length
   uint64_t seed = 1;
+  bool dry_run = false;       // on the meta device: bytes and memory only, of layers of any size
+  bool as_published = false;  // a dry run of PublishedAttention instead
 };
 
 struct AttentionBenchRow {
@@ -38,9 +41,10 @@ struct AttentionBenchRow {
   double tokens_per_s = 0;  // of all ranks together, by the median
   SentBytes sent;           // one rank, the whole pass; of uneven ranks the largest
   SentBytes sent_forward;
-  int64_t paper_bytes = 0;            // forward, LAGA's counting
-  int64_t peak_activation_bytes = 0;  // of the rank with most: all that a pass allocates beside weights, their
-                                      // gradients, the input and its gradient
+  int64_t paper_bytes = 0;                    // forward, LAGA's counting
+  int64_t peak_activation_bytes = 0;          // of the rank with most: all that a pass allocates beside weights, their
+                                              // gradients, the input and its gradient
+  std::vector<MemoryMeter::Site> peak_sites;  // what that is, largest first
   FormCheck check;
   int64_t verified_sequence = 0;
 };
@@ -56,6 +60,7 @@ using BenchObserver = std::function<void(const std::string& what)>;
 // memory and traffic of one pass, then times `repeats` passes. Gradients of weights are not summed over ranks in the
 // timed pass. Rows in the order of heads, sequences, forms; check.ok says which of them verified. Throws ConfigError
 // for more ranks than heads.
+// A dry run measures memory and traffic only, of the same code on tensors without values; its ranks are local.
 std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options, const RankRunner& run_ranks,
                                                const BenchObserver& observe = nullptr);
 

@@ -1,5 +1,7 @@
 #include "parlat/bench/layer_case.h"
 
+#include <ATen/ops/empty.h>
+
 #include "parlat/tensor/fill.h"
 
 namespace parlat {
@@ -20,11 +22,15 @@ SequenceShards LayerCase::shards(int ranks) const { return shard_sequence(shardi
 
 LayerCase make_layer_case(MlaWeights weights, const LayerCaseShape& shape) {
   const std::vector<int64_t> size = {shape.batch, shape.sequence, weights.dims().d_model};
-  const at::ScalarType dtype = weights.w_o.scalar_type();
+  const at::TensorOptions options = weights.w_o.options();
+  const auto values = [&](const char* name) {
+    if (options.device().is_meta()) return at::empty(size, options);
+    return seeded_normal(size, 1.0, shape.seed, name, options.dtype().toScalarType());
+  };
   const std::vector<std::vector<int64_t>> lengths(shape.batch, even_lengths(shape.sequence, shape.documents));
   return {.weights = std::move(weights),
-          .x_BSD = seeded_normal(size, 1.0, shape.seed, "x", dtype),
-          .grad_out_BSD = seeded_normal(size, 1.0, shape.seed, "grad_out", dtype),
+          .x_BSD = values("x"),
+          .grad_out_BSD = values("grad_out"),
           .documents = Documents::packed(shape.sequence, lengths),
           .sharding = shape.sharding};
 }

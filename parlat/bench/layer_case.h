@@ -30,7 +30,7 @@ struct LayerCaseShape {
   Sharding sharding = Sharding::kContiguous;
   uint64_t seed = 1;
 };
-// Seeded normal input in the dtype of the weights.
+// Seeded normal input in the dtype of the weights; shapes only where those are on the meta device.
 LayerCase make_layer_case(MlaWeights weights, const LayerCaseShape& shape);
 
 // What one rank holds of a case. Weights share the case's storage.

@@ -46,7 +46,7 @@ std::string differences(const json& checkpoint, const json& now) {
 
 }  // namespace
 
-void validate(const TrainSettings& settings, const PackedText& training) {
+void validate(const TrainSettings& settings) {
   require_at_least("batch", 1, settings.batch);
   require_at_least("accumulate", 1, settings.accumulate);
   require_at_least("steps", 1, settings.steps);
@@ -61,7 +61,6 @@ void validate(const TrainSettings& settings, const PackedText& training) {
   require_at_least("eval-every", 0, settings.evaluate_every);
   require_at_least("checkpoint-every", 0, settings.checkpoint_every);
   require_at_least("keep", 1, settings.keep);
-  if (settings.out.empty()) throw ConfigError("out: expected a folder, got none");
   if (settings.batch % settings.parallel.data != 0) {
     throw ConfigError("batch: expected a multiple of the {} data-parallel ranks, got {}", settings.parallel.data,
                       settings.batch);
@@ -69,6 +68,11 @@ void validate(const TrainSettings& settings, const PackedText& training) {
   if (settings.dtype != at::kFloat && settings.dtype != at::kBFloat16) {
     throw ConfigError("dtype: expected fp32 or bf16 for training, got {}", name(settings.dtype));
   }
+}
+
+void validate(const TrainSettings& settings, const PackedText& training) {
+  validate(settings);
+  if (settings.out.empty()) throw ConfigError("out: expected a folder, got none");
   if (settings.batch > training.count() / settings.accumulate) {
     throw DataError("data: expected at least one step's sequences (batch {} x accumulate {}), got {} of {} tokens",
                     settings.batch, settings.accumulate, training.count(), training.sequence());

@@ -37,7 +37,10 @@ struct TrainSettings {
 };
 
 // Throws ConfigError, before anything is allocated, for counts and rates that can't be and batches that the data ranks
-// don't divide; DataError for a text of fewer sequences than one step takes, which would repeat them within the step.
+// don't divide.
+void validate(const TrainSettings& settings);
+// And without a folder to write to; DataError for a text of fewer sequences than one step takes, which would repeat
+// them within the step.
 void validate(const TrainSettings& settings, const PackedText& training);
 
 // What a checkpoint remembers: under "fixed" what every step's mathematics rests on (model, text, batch, seed, dtype),

@@ -17,6 +17,12 @@ json to_json(const SentBytes& sent) {
           {"all_reduce", sent.all_reduce}, {"send_recv", sent.send_recv},   {"total", sent.total()}};
 }
 
+json to_json(const std::vector<MemoryMeter::Site>& sites) {
+  json bytes = json::object();
+  for (const MemoryMeter::Site& site : sites) bytes[site.name] = site.bytes;
+  return bytes;
+}
+
 json to_json(const StepRecord& record) {
   return {{"step", record.step},
           {"loss", record.loss},

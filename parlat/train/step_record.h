@@ -5,6 +5,7 @@
 
 #include "parlat/comm/traffic.h"
 #include "parlat/plan/form_costs.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -24,5 +25,7 @@ nlohmann::json to_json(const StepRecord& record);
 SentBytes sent_bytes(const Traffic& traffic);
 // {"all_to_all": bytes, ..., "total": bytes}
 nlohmann::json to_json(const SentBytes& sent);
+// {"probabilities": bytes, ...}
+nlohmann::json to_json(const std::vector<MemoryMeter::Site>& sites);
 
 }  // namespace parlat
