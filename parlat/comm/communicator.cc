@@ -8,6 +8,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -50,7 +51,8 @@ void sum_in_rank_order(const std::vector<Tensor>& parts, int rank, const Tensor&
 std::vector<Tensor> receive_like(const Tensor& part, int ranks, int rank) {
   std::vector<Tensor> receive;
   for (int p = 0; p < ranks; ++p) {
-    receive.push_back(p == rank ? at::empty({0}, part.options()) : at::empty(part.sizes(), part.options()));
+    receive.push_back(p == rank ? at::empty({0}, part.options())
+                                : metered("exchange buffers", at::empty(part.sizes(), part.options())));
   }
   return receive;
 }

@@ -63,6 +63,7 @@ Tensor block(const Tensor& matrix, Range rows, Range columns) {
 void multiply_widened(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
   const at::ScalarType compute = compute_dtype(a.scalar_type());
   const Panel a_panel(a, compute), b_panel(b, compute), c_panel(c, compute);
+  if (c.is_meta()) return;  // nothing else is allocated
   for_each_panel(b.size(1), [&](Range columns) {
     for_each_panel(a.size(0), [&](Range rows) {
       const Tensor c_block = block(c, rows, columns);

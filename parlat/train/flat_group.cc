@@ -98,7 +98,10 @@ void FlatGroup::zero_gradients() { gradients_.zero_(); }
 
 Handle FlatGroup::gather_weights(const Tensor& shard_master) {
   if (layout().size == 0) return {};
-  return replicas_.all_gather(shard_master.to(weights_.scalar_type()), shares(weights_), "updated weights");
+  const bool same_dtype = weights_.scalar_type() == at::kFloat;
+  const Tensor rounded =
+      same_dtype ? shard_master : metered("updated weights", shard_master.to(weights_.scalar_type()));
+  return replicas_.all_gather(rounded, shares(weights_), "updated weights");
 }
 
 }  // namespace parlat

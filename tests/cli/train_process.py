@@ -229,6 +229,21 @@ class TrainProcess(unittest.TestCase):
         self.assertEqual((tokenizer.eos_token_id, len(tokenizer)), (256, 257))
         self.assertEqual(tokenizer.decode(list(text.encode())), text)
 
+    def test_dry_run(self):
+        record = self.folder / "record.json"
+        command = [str(PROGRAM), "train", "--dry-run", "--model-config", "v3", "--ranks", "local:4", "--dtype", "bf16",
+                   "--expert-parallel", "4", "--sequence", "1024", "--batch", "1", "--json", str(record), "--quiet"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("optimizer state", done.stdout)
+        row = json.loads(record.read_text())["rows"][0]
+        self.assertTrue(row["dry_run"])
+        self.assertGreater(row["peak_bytes"], 671e9 * 16 / 4)  # of experts a rank has a quarter, and their whole state
+        self.assertEqual(sum(row["peak_sites"].values()), row["peak_bytes"])
+        refused = subprocess.run([str(PROGRAM), "train", "--dry-run", "--ranks", "mpi"], capture_output=True, text=True)
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("dry-run: expected --ranks local:N", refused.stderr)
+
     def test_bad_requests_are_one_line(self):
         out = self.folder / "run"
         (self.folder / "latin.txt").write_bytes(b"caf\xe9 " * 100)
