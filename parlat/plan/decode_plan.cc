@@ -12,7 +12,7 @@ namespace parlat {
 namespace {
 
 constexpr int64_t kKeyHeads = 8, kKeyWidth = 128;  // of the yardstick
-constexpr int64_t kMostRanks = 1 << 20, kMostTokens = int64_t{1} << 40;
+constexpr int64_t kMostTokens = int64_t{1} << 40;
 
 // One layer's attention on the rank that holds most.
 struct LayerWork {
@@ -151,21 +151,12 @@ class StepModel {
 };
 
 void check(const Machine& machine, const DecodePlanOptions& options) {
+  check_ranks(machine, options.ranks, options.nodes);
   const auto within = [](const char* what, int64_t value, int64_t most) {
     if (value < 1 || value > most) throw ConfigError("{}: expected 1 to {}, got {}", what, most, value);
   };
-  within("ranks", options.ranks, kMostRanks);
-  within("nodes", options.nodes, options.ranks);
   within("context", options.context, kMostTokens);
   for (const int64_t batch : options.batches) within("batch", batch, kMostTokens);
-  if (options.ranks % options.nodes != 0) {
-    throw ConfigError("nodes: expected a divisor of the {} ranks, got {}", options.ranks, options.nodes);
-  }
-  if (options.ranks / options.nodes > machine.ranks_per_node) {
-    throw ConfigError("ranks: expected at most {} on each of {} node{} of {}, got {}", machine.ranks_per_node,
-                      options.nodes, options.nodes > 1 ? "s" : "", machine.name, options.ranks / options.nodes);
-  }
-  if (options.nodes > 1) machine.between_nodes();
 }
 
 void fill(const StepModel& model, const LayerWork& work, const DecodePlanOptions& options, double memory,

@@ -36,13 +36,13 @@ struct DecodeStep {
 struct LayoutPlan {
   std::string label;  // the layout's name, or gqa
   int64_t groups = 1;
-  std::string misfit;  // why it cannot be, or holds no sequence; empty where it does
+  std::string misfit = {};  // why it cannot be, or holds no sequence; empty where it does
   bool placed = false;
-  double cache_bytes_per_token = 0;  // of all layers, on the rank with the widest slice
-  double weight_bytes = 0;           // of the rank
-  int64_t largest_batch = 0;         // at options.context
-  int64_t largest_context = 0;       // of one sequence
-  std::vector<DecodeStep> steps;     // of options.batches and, last, of the largest batch; those that fit
+  double cache_bytes_per_token = 0;    // of all layers, on the rank with the widest slice
+  double weight_bytes = 0;             // of the rank
+  int64_t largest_batch = 0;           // at options.context
+  int64_t largest_context = 0;         // of one sequence
+  std::vector<DecodeStep> steps = {};  // of options.batches and, last, of the largest batch; those that fit
 };
 
 // Predicts mla, gla, tpla and tpla-dcp with 2, 4 and 8 groups, dcp, and as a yardstick the same model with

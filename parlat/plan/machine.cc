@@ -20,6 +20,7 @@ namespace parlat {
 namespace {
 
 constexpr double kMost = 1e18;  // of any figure, in the unit of its key
+constexpr int64_t kMostRanks = int64_t{1} << 20;
 constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
 
 double positive(JsonFields& fields, const std::string& key) {
@@ -101,7 +102,6 @@ auto read_by_dtype(JsonFields& fields, const std::string& where, const Read& rea
 }
 
 int64_t count(JsonFields& fields, const std::string& key, std::optional<int64_t> absent = std::nullopt) {
-  constexpr int64_t kMostRanks = int64_t{1} << 20;
   if (!absent && fields.find(key) == nullptr) fields.refuse(key, "an integer above 0");
   return fields.integer(key, absent.value_or(1), 1, kMostRanks);
 }
@@ -239,6 +239,18 @@ std::string to_toml(const Machine& machine) {
     if (rates.decode_rate) add("decode_tflops", *rates.decode_rate / kTera);
   }
   return text;
+}
+
+void check_ranks(const Machine& machine, int64_t ranks, int64_t nodes) {
+  if (ranks < 1 || ranks > kMostRanks) throw ConfigError("ranks: expected 1 to {}, got {}", kMostRanks, ranks);
+  if (nodes < 1 || ranks % nodes != 0) {
+    throw ConfigError("nodes: expected a divisor of the {} ranks, got {}", ranks, nodes);
+  }
+  if (ranks / nodes > machine.ranks_per_node) {
+    throw ConfigError("ranks: expected at most {} on each of {} node{} of {}, got {}", machine.ranks_per_node, nodes,
+                      nodes > 1 ? "s" : "", machine.name, ranks / nodes);
+  }
+  if (nodes > 1) machine.between_nodes();
 }
 
 int64_t dtype_bytes(const std::string& dtype) {

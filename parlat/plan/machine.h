@@ -70,6 +70,10 @@ std::vector<std::string> shipped_machine_names();
 // The text that parse_machine reads as `machine`.
 std::string to_toml(const Machine& machine);
 
+// Throws ConfigError unless the machine has room for so many ranks, an equal number on each node, and links between
+// them.
+void check_ranks(const Machine& machine, int64_t ranks, int64_t nodes);
+
 // Bytes of one element: bf16 2, fp32 4, fp64 8. ConfigError for others.
 int64_t dtype_bytes(const std::string& dtype);
 

@@ -23,27 +23,15 @@ bool products_fit(const TrainPlanOptions& options) {
 
 namespace {
 
-constexpr int64_t kMostRanks = int64_t{1} << 20;
-
 void require_positive(const char* what, int64_t value) {
   if (value < 1) throw ConfigError("{}: expected at least 1, got {}", what, value);
 }
 
 void check(const Machine& machine, const TrainPlanOptions& options) {
+  check_ranks(machine, options.ranks, options.nodes);
   require_positive("layers", options.layers);
-  require_positive("ranks", options.ranks);
-  require_positive("nodes", options.nodes);
   require_positive("sequence", options.sequence);
   require_positive("batch", options.batch);
-  if (options.ranks > kMostRanks) throw ConfigError("ranks: expected at most {}, got {}", kMostRanks, options.ranks);
-  if (options.ranks % options.nodes != 0) {
-    throw ConfigError("nodes: expected a divisor of the {} ranks, got {}", options.ranks, options.nodes);
-  }
-  if (options.ranks / options.nodes > machine.ranks_per_node) {
-    throw ConfigError("ranks: expected at most {} on each of {} node{} of {}, got {}", machine.ranks_per_node,
-                      options.nodes, options.nodes > 1 ? "s" : "", machine.name, options.ranks / options.nodes);
-  }
-  if (options.nodes > 1) machine.between_nodes();
   machine.gemm_in(options.dtype);
   machine.attention_in(options.dtype);
   if (!products_fit(options)) {

@@ -30,9 +30,9 @@ struct TrainPlanOptions {
 struct FormPlan {
   TrainForm form = TrainForm::kLaga;
   AttentionOptions attention = {};
-  std::string label;   // the form's name, and hybrid's groups x ranks of a group
-  std::string misfit;  // why it cannot run or does not fit; empty where it does
-  FormCosts costs;
+  std::string label;        // the form's name, and hybrid's groups x ranks of a group
+  std::string misfit = {};  // why it cannot run or does not fit; empty where it does
+  FormCosts costs = {};
   int64_t between_bytes = 0;  // of those sent, what crosses to other nodes
   // costs.saved_bytes and, on top of it, the gradients that exist at the worse of two moments: when the gradient of w_o
   // has been made, and when attention's backward pass ends. Without what kernels need for a block at a time.

@@ -185,8 +185,8 @@ TEST(TrainPlan, UsesTheFastestThatFits) {
 
 TEST(TrainPlan, RefusesWhatCannotBe) {
   const Machine machine = round_machine();
-  EXPECT_EQ(refusal(machine, v3_options(0, 1, 4096)), "ranks: expected at least 1, got 0");
-  EXPECT_EQ(refusal(machine, v3_options(8, -1, 4096)), "nodes: expected at least 1, got -1");
+  EXPECT_EQ(refusal(machine, v3_options(0, 1, 4096)), "ranks: expected 1 to 1048576, got 0");
+  EXPECT_EQ(refusal(machine, v3_options(8, -1, 4096)), "nodes: expected a divisor of the 8 ranks, got -1");
   EXPECT_EQ(refusal(machine, v3_options(8, 1, 0)), "sequence: expected at least 1, got 0");
   EXPECT_EQ(refusal(machine, v3_options(8, 3, 4096)), "nodes: expected a divisor of the 8 ranks, got 3");
   EXPECT_EQ(refusal(machine, v3_options(16, 1, 4096)), "ranks: expected at most 8 on each of 1 node of round, got 16");
