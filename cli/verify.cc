@@ -112,19 +112,21 @@ std::vector<Row> verify_all(const Flags& flags, const LayerCase& layer, bool pri
 }
 
 nlohmann::json to_json(const Row& row, const Flags& flags, int64_t heads) {
-  return {{"form", name(row.form)},
-          {"kernel", flags.attention.kernel},
-          {"ranks", row.ranks},
-          {"sharding", name(row.sharding)},
-          {"sequence", flags.sequence},
-          {"batch", flags.batch},
-          {"documents", flags.documents},
-          {"heads", heads},
-          {"dtype", flags.common.dtype},
-          {"max_error", row.check.max_error},
-          {"tolerance", row.check.tolerance},
-          {"worst_tensor", row.check.worst},
-          {"ok", row.check.ok}};
+  nlohmann::json json = {{"form", name(row.form)},
+                         {"kernel", flags.attention.kernel},
+                         {"ranks", row.ranks},
+                         {"sharding", name(row.sharding)},
+                         {"sequence", flags.sequence},
+                         {"batch", flags.batch},
+                         {"documents", flags.documents},
+                         {"heads", heads},
+                         {"dtype", flags.common.dtype},
+                         {"max_error", row.check.max_error},
+                         {"tolerance", row.check.tolerance},
+                         {"worst_tensor", row.check.worst},
+                         {"ok", row.check.ok}};
+  if (passes_latents(row.form)) json["groups"] = ring_groups(row.form, row.ranks, heads, parse(flags.attention));
+  return json;
 }
 
 void run(Flags& flags, bool ranks_given) {

@@ -250,6 +250,7 @@ nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions
                {"worst_tensor", row.check.worst},
                {"verified_sequence", row.verified_sequence},
                {"ok", row.check.ok}});
+  if (passes_latents(row.form)) json["groups"] = ring_groups(row.form, row.ranks, row.heads, options.attention);
   if (!row.check.ok) json["error"] = row.check.text();
   return json;
 }

@@ -56,6 +56,12 @@ struct Sight {
   std::vector<Block> blocks;
 };
 
+// In the dtype of the arithmetic, whatever the kernel's products would take.
+KeyBlock load(HeadKeys& head, int64_t b, Range keys, at::ScalarType compute) {
+  const KeyBlock loaded = head.load(b, keys);
+  return {loaded.k.to(compute), loaded.v.to(compute)};
+}
+
 Tensor scores_of(const Tensor& q_Sd, const Tensor& k_Td, double scale) { return at::mm(q_Sd, k_Td.t()).mul_(scale); }
 
 // Calls body(b, h, head, sight) for all.
@@ -74,15 +80,16 @@ void for_each_head(const FusedQuery& in, const KeySource& keys, const Body& body
 
 void device_forward(const FusedQuery& in, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                     bool resume) {
+  const at::ScalarType compute = compute_dtype(in.q_BSHd.scalar_type());
   for_each_head(in, keys, [&](int64_t b, int64_t h, HeadKeys& head, const Sight& sight) {
-    const Tensor q = one_head(in.q_BSHd, b, h).to(compute_dtype(in.q_BSHd.scalar_type()));
+    const Tensor q = one_head(in.q_BSHd, b, h).to(compute);
     const Tensor out = one_head(out_BSHv, b, h), lse = lse_BSH.select(0, b).select(1, h);
     // Of exp(score - max), and of that times v.
     const Tensor max = resume ? lse.clone() : at::full_like(lse, -kInfinity);
     const Tensor norm = max.isneginf().logical_not_().to(lse.scalar_type());
     const Tensor sum = resume ? out.clone() : at::zeros(out.sizes(), compute_options(in.q_BSHd));
     for (const Block& block : sight.blocks) {
-      const KeyBlock loaded = head.load(b, block.keys);
+      const KeyBlock loaded = load(head, b, block.keys, compute);
       Tensor p = scores_of(rows(q, block.queries), loaded.k, in.scale).masked_fill_(sight.hidden(block), -kInfinity);
       const Tensor old_max = rows(max, block.queries), new_max = at::maximum(old_max, p.amax(1));
       const Tensor finite = new_max.masked_fill(new_max.isneginf(), 0);
@@ -107,7 +114,7 @@ void device_backward(const FusedQuery& in, const KeySource& keys, const Tensor& 
     const Tensor lse = lse_BSH.select(0, b).select(1, h), grad_q = at::zeros_like(q);
     const Tensor along = (one_head(out_BSHv, b, h).to(compute) * grad_out).sum(-1);
     for (const Block& block : sight.blocks) {
-      const KeyBlock loaded = head.load(b, block.keys);
+      const KeyBlock loaded = load(head, b, block.keys, compute);
       const Tensor hidden = sight.hidden(block), q_block = rows(q, block.queries);
       const Tensor grad_out_block = rows(grad_out, block.queries);
       const Tensor p = scores_of(q_block, loaded.k, in.scale).sub_(rows(lse, block.queries).unsqueeze(1)).exp_();

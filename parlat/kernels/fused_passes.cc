@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "parlat/kernels/attention_inputs.h"
+#include "parlat/kernels/device_passes.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
@@ -203,6 +204,7 @@ void backward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, c
 void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                    bool resume) {
   const Tensor& q = query.q_BSHd;
+  if (!q.is_cpu() && !q.is_meta()) return device_forward(query, keys, out_BSHv, lse_BSH, resume);
   for_each_head(q.size(2), keys, [&](int64_t h) {
     const auto head = keys.head(h);
     const Room room(query, keys.d_v());
@@ -218,6 +220,9 @@ void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor&
 void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                     const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
   const Tensor& q = query.q_BSHd;
+  if (!q.is_cpu() && !q.is_meta()) {
+    return device_backward(query, keys, out_BSHv, lse_BSH, grad_out_BSHv, grad_q_BSHd, parts);
+  }
   const at::ScalarType compute = compute_dtype(q.scalar_type());
   for_each_head(q.size(2), keys, [&](int64_t h) {
     const auto head = keys.head(h);

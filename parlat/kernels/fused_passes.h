@@ -18,6 +18,7 @@ inline constexpr int64_t kFusedQueries = 128;
 //   cost     2 (d + v) flops forward and 6 d + 4 v backward for each query, head and key it sees, up to a block's edge
 //   scratch  a thread: S v and, backward, S d elements where q isn't fp32; a block of keys, values and scores
 // Threads share the heads. The order of all sums is fixed: the same bits whatever the number of threads.
+// Tensors of other devices than the CPU: device_passes.h.
 struct FusedQuery {
   const Tensor& q_BSHd;
   const KeyRanges& visible;

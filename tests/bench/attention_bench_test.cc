@@ -115,14 +115,14 @@ TEST(AttentionBench, ForwardPassSendsNoGradientsAndSavesNothing) {
 TEST(AttentionBench, RowsCarryTheKeysOfTheRecord) {
   const AttentionBenchOptions options = small_options();
   const nlohmann::json row = to_json(bench_attention(options, local(2)).back(), options);
-  EXPECT_EQ(row["form"], "ring");
+  EXPECT_EQ(row["form"], "hybrid");
   EXPECT_EQ(row["kernel"], "fused");
   EXPECT_EQ(row["pass"], "forward+backward");
   EXPECT_EQ(row["dtype"], "fp32");
   EXPECT_EQ(row["ok"], true);
   EXPECT_FALSE(row.contains("error"));
-  for (const char* key : {"ranks", "sequence", "batch", "heads", "tokens_per_s", "paper_bytes", "peak_activation_bytes",
-                          "max_error", "tolerance", "verified_sequence"}) {
+  for (const char* key : {"ranks", "groups", "sequence", "batch", "heads", "tokens_per_s", "paper_bytes",
+                          "peak_activation_bytes", "max_error", "tolerance", "verified_sequence"}) {
     EXPECT_TRUE(row[key].is_number()) << key;
   }
   for (const char* key : {"min", "median", "p90"}) EXPECT_TRUE(row["ms"][key].is_number()) << key;

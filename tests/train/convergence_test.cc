@@ -52,6 +52,7 @@ std::vector<double> losses(TrainForm form, int ranks) {
 TEST(Convergence, EveryFormMemorisesRandomTokens) {
   std::map<TrainForm, std::vector<double>> by_form;
   for (const TrainForm form : possible_train_forms(/*has_query_latent=*/false)) {
+    if (form == TrainForm::kHybrid) continue;  // ring, on two ranks
     by_form[form] = losses(form, 2);
     EXPECT_NEAR(by_form[form].front(), std::log(2048.0), 0.15) << name(form);
     EXPECT_LT(by_form[form].back(), 0.01) << name(form);
