@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "parlat/kernels/attention_inputs.h"
+#include "parlat/kernels/block_product.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
@@ -87,8 +88,8 @@ void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Ten
   const Scratch k_room = scratch(in, in.n_keys(), in.d_qk()), v_room = scratch(in, in.n_keys(), in.d_v());
   const Scratch q_room = scratch(in, block, in.d_qk()), out_room = scratch(in, block, in.d_v());
   const Scratch score_room = scratch(in, block, in.n_keys());
-  const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
-  const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
+  const Tensor k = k_room.converted(one_head(in.k_BTKd, b, key_head));
+  const Tensor v = v_room.converted(one_head(in.v_BTKv, b, key_head));
   for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
     const Tensor q = one_head(in.q_BSHd, b, h), out = one_head(out_BSHv, b, h);
     for_each_block(in, b, [&](Range queries, Range keys) {
@@ -98,7 +99,7 @@ void forward_key_head(const Operands& in, int64_t b, int64_t key_head, const Ten
         return;
       }
       const Tensor scores = score_room.matrix(queries.size(), keys.size());
-      multiply(q_room.widened(rows(q, queries)), rows(k, keys).t(), scores, in.scale);
+      multiply(q_room.converted(rows(q, queries)), rows(k, keys).t(), scores, in.scale);
       softmax_block<T>(scores, in.visible, b, queries, keys.begin);
       if (p_BHST.defined()) probabilities(p_BHST, b, h, queries, keys).copy_(scores);
       const Tensor sum = out_room.matrix(queries.size(), in.d_v());
@@ -122,8 +123,8 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
   const Scratch grad_q_room = scratch(in, block, in.d_qk());
   const Tensor grad_k = metered("scratch", at::zeros({in.n_keys(), in.d_qk()}, compute_options(in.q_BSHd)));
   const Tensor grad_v = metered("scratch", at::zeros({in.n_keys(), in.d_v()}, compute_options(in.q_BSHd)));
-  const Tensor k = k_room.widened(one_head(in.k_BTKd, b, key_head));
-  const Tensor v = v_room.widened(one_head(in.v_BTKv, b, key_head));
+  const Tensor k = k_room.converted(one_head(in.k_BTKd, b, key_head));
+  const Tensor v = v_room.converted(one_head(in.v_BTKv, b, key_head));
   for (int64_t h = key_head * in.heads_per_key(); h < (key_head + 1) * in.heads_per_key(); ++h) {
     for_each_block(in, b, [&](Range queries, Range keys) {
       const Tensor grad_q_block = rows(one_head(grads.q_BSHd, b, h), queries);
@@ -131,9 +132,9 @@ void backward_key_head(const Operands& in, int64_t b, int64_t key_head, const Te
         grad_q_block.zero_();
         return;
       }
-      const Tensor q = q_room.widened(rows(one_head(in.q_BSHd, b, h), queries));
-      const Tensor grad_out = grad_out_room.widened(rows(one_head(grad_out_BSHv, b, h), queries));
-      const Tensor p = p_room.widened(probabilities(p_BHST, b, h, queries, keys));
+      const Tensor q = q_room.converted(rows(one_head(in.q_BSHd, b, h), queries));
+      const Tensor grad_out = grad_out_room.converted(rows(one_head(grad_out_BSHv, b, h), queries));
+      const Tensor p = p_room.converted(probabilities(p_BHST, b, h, queries, keys));
       accumulate(p.t(), grad_out, rows(grad_v, keys));
       const Tensor grad_scores = score_room.matrix(queries.size(), keys.size());
       multiply(grad_out, rows(v, keys).t(), grad_scores);

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "parlat/kernels/attention_inputs.h"
+#include "parlat/kernels/block_product.h"
 #include "parlat/kernels/device_passes.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
@@ -77,11 +78,14 @@ void scale_row(T* row, int64_t n, T factor) {
 // Room of one task, reused from block to block.
 struct Room {
   Room(const FusedQuery& in, int64_t d_v)
-      : q(kFusedQueries * in.q_BSHd.size(3), compute_options(in.q_BSHd)),
-        grad_out(kFusedQueries * d_v, compute_options(in.q_BSHd)),
+      : q(kFusedQueries * in.q_BSHd.size(3), block_options(in.q_BSHd)),
+        grad_out(kFusedQueries * d_v, block_options(in.q_BSHd)),
         scores(kFusedQueries * kFusedKeys, compute_options(in.q_BSHd)),
-        grad_scores(kFusedQueries * kFusedKeys, compute_options(in.q_BSHd)) {}
+        grad_scores(kFusedQueries * kFusedKeys, compute_options(in.q_BSHd)),
+        rounded(rounded_size(in.q_BSHd, kFusedQueries * kFusedKeys), block_options(in.q_BSHd)),
+        rounded_grad(rounded_size(in.q_BSHd, kFusedQueries * kFusedKeys), block_options(in.q_BSHd)) {}
   Scratch q, grad_out, scores, grad_scores;
+  Scratch rounded, rounded_grad;  // scores and their gradients as operands of products
 };
 
 // The running softmax of one head's queries in one sequence.
@@ -145,9 +149,9 @@ void forward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, co
     for_each_query_block(in, b, block, [&](Range queries, Range keys) {
       const Range local{keys.begin - block.begin, keys.end - block.begin};
       const Tensor scores = room.scores.matrix(queries.size(), keys.size());
-      multiply(room.q.widened(rows(q_Sd, queries)), rows(loaded.k, local).t(), scores, in.scale);
+      multiply(room.q.converted(rows(q_Sd, queries)), rows(loaded.k, local).t(), scores, in.scale);
       join_block<T>(in, b, queries, keys, scores, running);
-      accumulate(scores, rows(loaded.v, local), rows(running.sum_Sv, queries));
+      accumulate(room.rounded.converted(scores), rows(loaded.v, local), rows(running.sum_Sv, queries));
     });
   });
   finish_running<T>(in, b, running, out_Sv, lse_S);
@@ -184,16 +188,17 @@ void backward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, c
     const KeyBlock grads{k_room.matrix(block.size(), d).zero_(), v_room.matrix(block.size(), d_v).zero_()};
     for_each_query_block(in, b, block, [&](Range queries, Range keys) {
       const Range local{keys.begin - block.begin, keys.end - block.begin};
-      const Tensor q = room.q.widened(rows(q_Sd, queries));
-      const Tensor grad_out = room.grad_out.widened(rows(g.grad_out_Sv, queries));
+      const Tensor q = room.q.converted(rows(q_Sd, queries));
+      const Tensor grad_out = room.grad_out.converted(rows(g.grad_out_Sv, queries));
       const Tensor p = room.scores.matrix(queries.size(), keys.size());
       const Tensor grad_scores = room.grad_scores.matrix(queries.size(), keys.size());
       multiply(q, rows(loaded.k, local).t(), p, in.scale);
       multiply(grad_out, rows(loaded.v, local).t(), grad_scores);
       regain_block<T>(in, b, queries, keys, p, grad_scores, g);
-      accumulate(p.t(), grad_out, rows(grads.v, local));
-      accumulate(grad_scores.t(), q, rows(grads.k, local));
-      accumulate(grad_scores, rows(loaded.k, local), rows(g.grad_q_Sd, queries));
+      const Tensor score_gradients = room.rounded_grad.converted(grad_scores);
+      accumulate(room.rounded.converted(p).t(), grad_out, rows(grads.v, local));
+      accumulate(score_gradients.t(), q, rows(grads.k, local));
+      accumulate(score_gradients, rows(loaded.k, local), rows(g.grad_q_Sd, queries));
     });
     head.add_gradients(b, block, grads);
   });

@@ -12,8 +12,8 @@ namespace parlat {
 inline constexpr int64_t kFusedQueries = 128;
 
 // softmax(scale q k^T) v block by block, without autograd: scores of one block exist at a time, and the running maximum
-// and sum of each query (FlashAttention-2, Algorithm 1 and 2). Keys no query of a block sees are skipped. Products,
-// sums and softmax in fp32 (fp64 for fp64).
+// and sum of each query (FlashAttention-2, Algorithm 1 and 2). Keys no query of a block sees are skipped. Sums
+// and softmax in fp32 (fp64 for fp64), operands of products in block_dtype (block_product.h).
 //   q [B, S, H, d]; out [B, S, H, v]; lse [B, S, H] fp32 (fp64), natural logarithm; no keys: out 0, lse -inf
 //   cost     2 (d + v) flops forward and 6 d + 4 v backward for each query, head and key it sees, up to a block's edge
 //   scratch  a thread: S v and, backward, S d elements where q isn't fp32; a block of keys, values and scores

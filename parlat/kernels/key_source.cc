@@ -6,6 +6,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/attention_inputs.h"
+#include "parlat/kernels/block_product.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/kernels/scratch.h"
 
@@ -33,11 +34,11 @@ class ExplicitHead final : public HeadKeys {
   ExplicitHead(const ExplicitKeys& source, int64_t h)
       : source_(source),
         h_(h),
-        k_room_(kFusedKeys * source.k_.size(3), compute_options(source.k_)),
-        v_room_(kFusedKeys * source.v_.size(3), compute_options(source.v_)) {}
+        k_room_(kFusedKeys * source.k_.size(3), block_options(source.k_)),
+        v_room_(kFusedKeys * source.v_.size(3), block_options(source.v_)) {}
 
   KeyBlock load(int64_t b, Range keys) override {
-    return {k_room_.widened(of_head(source_.k_, b, keys)), v_room_.widened(of_head(source_.v_, b, keys))};
+    return {k_room_.converted(of_head(source_.k_, b, keys)), v_room_.converted(of_head(source_.v_, b, keys))};
   }
 
   void add_gradients(int64_t b, Range keys, const KeyBlock& gradients) override {
@@ -79,16 +80,18 @@ class LatentHead final : public HeadKeys {
   LatentHead(const LatentKeys& source, int64_t h)
       : source_(source),
         h_(h),
-        w_(widened(rows_of_head(source.w_), compute_dtype(source.w_.scalar_type()))),
-        c_room_(kFusedKeys * d_latent(), compute_options(source.latent_)),
-        k_room_(kFusedKeys * (source.d_nope_ + d_rope()), compute_options(source.latent_)),
-        v_room_(kFusedKeys * source.d_v(), compute_options(source.latent_)) {
+        w_(widened(rows_of_head(source.w_), block_dtype(source.w_))),
+        c_room_(kFusedKeys * d_latent(), block_options(source.latent_)),
+        k_room_(kFusedKeys * (source.d_nope_ + d_rope()), block_options(source.latent_)),
+        v_room_(kFusedKeys * source.d_v(), block_options(source.latent_)),
+        grad_k_room_(rounded_size(source.latent_, kFusedKeys * source.d_nope_), block_options(source.latent_)),
+        grad_v_room_(rounded_size(source.latent_, kFusedKeys * source.d_v()), block_options(source.latent_)) {
     if (source.grad_w_.defined()) grad_w_ = metered("scratch", at::zeros(w_.sizes(), compute_options(w_)));
   }
 
   KeyBlock load(int64_t b, Range keys) override {
     const Tensor latent = rows(source_.latent_, b, keys);
-    c_ = c_room_.widened(latent.narrow(1, 0, d_latent()));
+    c_ = c_room_.converted(latent.narrow(1, 0, d_latent()));
     const Tensor k = k_room_.matrix(keys.size(), source_.d_nope_ + d_rope());
     const Tensor v = v_room_.matrix(keys.size(), source_.d_v());
     multiply(c_, key_rows(w_).t(), k.narrow(1, 0, source_.d_nope_));
@@ -98,13 +101,14 @@ class LatentHead final : public HeadKeys {
   }
 
   void add_gradients(int64_t b, Range keys, const KeyBlock& gradients) override {
-    const Tensor grad_nope = gradients.k.narrow(1, 0, source_.d_nope_);
+    const Tensor grad_nope = grad_k_room_.converted(gradients.k.narrow(1, 0, source_.d_nope_));
+    const Tensor grad_v = grad_v_room_.converted(gradients.v);
     accumulate(grad_nope.t(), c_, key_rows(grad_w_));
-    accumulate(gradients.v.t(), c_, value_rows(grad_w_));
+    accumulate(grad_v.t(), c_, value_rows(grad_w_));
     source_.order_->in_turn(place(b, source_.n_keys(), keys), h_, [&] {
       const Tensor grad = rows(source_.grad_latent_, b, keys), grad_c = grad.narrow(1, 0, d_latent());
       accumulate(grad_nope, key_rows(w_), grad_c);
-      accumulate(gradients.v, value_rows(w_), grad_c);
+      accumulate(grad_v, value_rows(w_), grad_c);
       grad.narrow(1, d_latent(), d_rope()).add_(gradients.k.narrow(1, source_.d_nope_, d_rope()));
     });
   }
@@ -124,7 +128,7 @@ class LatentHead final : public HeadKeys {
   const LatentKeys& source_;
   int64_t h_;
   Tensor w_, grad_w_, c_;  // w [N+V, L]; c_: the latents of the block at hand
-  Scratch c_room_, k_room_, v_room_;
+  Scratch c_room_, k_room_, v_room_, grad_k_room_, grad_v_room_;
 };
 
 LatentKeys::LatentKeys(const Tensor& latent_BTd, const Tensor& w_ukv_hL, int64_t n_heads, int64_t d_nope,

@@ -11,7 +11,8 @@
 
 namespace parlat {
 
-// Some keys and values of one head, k [n, d], v [n, v], in the dtype of the arithmetic; or their gradients.
+// Some keys and values of one head, k [n, d], v [n, v], in block_dtype (block_product.h); or their gradients, in the
+// dtype of the arithmetic.
 struct KeyBlock {
   Tensor k, v;
 };

@@ -14,7 +14,7 @@ class Scratch {
     return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
   }
   // x in the scratch's dtype; x itself if it has that already.
-  at::Tensor widened(const at::Tensor& x) const {
+  at::Tensor converted(const at::Tensor& x) const {
     return x.scalar_type() == room_.scalar_type() ? x : matrix(x.size(0), x.size(1)).copy_(x);
   }
 
@@ -26,11 +26,5 @@ class Scratch {
 inline at::Tensor widened(const at::Tensor& x, at::ScalarType dtype) {
   return x.scalar_type() == dtype ? x : metered("scratch", x.to(dtype));
 }
-
-// c = scale a b, and c += a b. All three in one dtype; c may have strided rows.
-inline void multiply(const at::Tensor& a, const at::Tensor& b, at::Tensor c, double scale = 1.0) {
-  at::addmm_out(c, c, a, b, /*beta=*/0, scale);
-}
-inline void accumulate(const at::Tensor& a, const at::Tensor& b, at::Tensor c) { at::addmm_out(c, c, a, b); }
 
 }  // namespace parlat

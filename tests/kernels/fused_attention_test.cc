@@ -2,11 +2,13 @@
 #include "parlat/kernels/fused_attention.h"
 
 #include "parlat/base/error.h"
+#include "parlat/kernels/block_product.h"
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/fused_passes.h"
 #include "parlat/kernels/softmax_rows.h"
 #include "parlat/tensor/memory_meter.h"
 #include "tests/kernels/attention_case.h"
+#include "tests/kernels/forced_gemm.h"
 #include "tests/thread_count.h"
 
 namespace parlat {
@@ -156,6 +158,17 @@ TEST_P(Fused, PartsOfTheKeysJoin) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, Fused, ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16),
                          [](const auto& info) { return std::string(name(info.param)); });
+
+// bf16 operands as on machines that multiply them natively, by the same library call on any.
+TEST(FusedInNativeBf16, MatchesTheDefinition) {
+  const ForcedGemm native("native");
+  ASSERT_EQ(block_dtype(at::empty({1}, at::kBFloat16)), at::kBFloat16);
+  for (const KeyRanges& visible : {causal(2, 37), causal(1, 1100), packed(2, 300, true), with_empty_rows(300, 40)}) {
+    expect_exact(latent_case(visible, 3, at::kBFloat16));
+    expect_exact(fused_attention, random_case(visible, 3, 3, at::kBFloat16), /*from_saved_out=*/true);
+    expect_exact(fused_attention, random_case(visible, 3, 1, at::kBFloat16), /*from_saved_out=*/true);
+  }
+}
 
 TEST(FusedLatents, AgreeWithCentralDifferences) {
   const ThreadCount one(1);  // thousands of runs of microseconds
