@@ -125,15 +125,20 @@ nlohmann::json to_json(const Crossover& at, int64_t sequence) {
 void run_train(const TrainFlags& flags) {
   const Machine machine = load_machine(flags.machine);
   TrainPlanOptions options = train_options(flags);
+  std::vector<TrainPlan> plans;  // before anything is printed
+  for (const int64_t sequence : flags.sequences) {
+    options.sequence = sequence;
+    plans.push_back(plan_train(machine, options));
+  }
   nlohmann::json rows = nlohmann::json::array(), crossovers = nlohmann::json::array(), advice = nlohmann::json::array();
   fmt::print(
       "predicted, one layer of {} on {}: {} rank{} on {} node{}, {}, kernel {}, {}; memory: {} layers' activations of "
       "attention\n",
       flags.model_config, machine.name, options.ranks, options.ranks > 1 ? "s" : "", options.nodes,
       options.nodes > 1 ? "s" : "", options.dtype, name(options.attention.kernel), flags.pass, options.layers);
-  for (const int64_t sequence : flags.sequences) {
-    options.sequence = sequence;
-    const TrainPlan plan = plan_train(machine, options);
+  for (size_t k = 0; k < plans.size(); ++k) {
+    const int64_t sequence = options.sequence = flags.sequences[k];
+    const TrainPlan& plan = plans[k];
     std::vector<std::vector<std::string>> table = {{fmt::format("{} tokens", format_count(sequence)), "sent",
                                                     "to other nodes", "paper fwd", "saved", "peak", "compute ms",
                                                     "exchange ms", "hidden ms", "ms", ""}};

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include "cli/commands.h"
@@ -25,6 +26,15 @@ DecodePlanOptions decode_options(const Flags& flags) {
   options.memory_bytes = static_cast<double>(flags.memory);
   if (!flags.weights.empty()) options.weight_element_bytes = flags.weights == "fp8" ? 1 : dtype_bytes(flags.weights);
   return options;
+}
+
+// Of mla: its largest batch beside the largest, otherwise the same; nothing where that does not fit.
+const DecodeStep* step_beside(const LayoutPlan& mla, const DecodeStep& step, bool largest) {
+  if (mla.steps.empty()) return nullptr;
+  if (largest) return &mla.steps.back();
+  const auto same = std::find_if(mla.steps.begin(), mla.steps.end() - 1,
+                                 [&](const DecodeStep& of_mla) { return of_mla.batch == step.batch; });
+  return same == mla.steps.end() - 1 ? nullptr : &*same;
 }
 
 std::vector<std::string> table_row(const LayoutPlan& plan, const DecodeStep* step, const DecodeStep* first) {
@@ -69,30 +79,29 @@ nlohmann::json to_json(const LayoutPlan& plan, const DecodePlanOptions& options,
 void run(const Flags& flags) {
   const Machine machine = load_machine(flags.machine);
   DecodePlanOptions options = decode_options(flags);
+  std::vector<std::vector<LayoutPlan>> by_context;  // before anything is printed
+  for (const int64_t context : flags.contexts) {
+    options.context = context;
+    by_context.push_back(plan_decode(machine, options));
+  }
   nlohmann::json rows = nlohmann::json::array();
   fmt::print("predicted, {} of {} layers on {}: {} rank{} on {} node{}, {}\n", flags.model_config,
              options.config.n_layers, machine.name, options.ranks, options.ranks > 1 ? "s" : "", options.nodes,
              options.nodes > 1 ? "s" : "", options.dtype);
-  for (const int64_t context : flags.contexts) {
-    options.context = context;
+  for (size_t k = 0; k < by_context.size(); ++k) {
+    const int64_t context = options.context = flags.contexts[k];
+    const std::vector<LayoutPlan>& plans = by_context[k];
     std::vector<std::vector<std::string>> table = {
         {fmt::format("{} stored", format_count(context)), "groups", "cache a token", "weights", "largest batch",
          "largest context", "batch", "read a step", "sent a step", "ms", "tokens/s", "over mla"}};
-    const std::vector<LayoutPlan> plans = plan_decode(machine, options);
     for (const LayoutPlan& plan : plans) {
       if (plan.steps.empty()) {
         table.push_back(table_row(plan, nullptr, nullptr));
         rows.push_back(to_json(plan, options, nullptr));
       }
       for (size_t i = 0; i < plan.steps.size(); ++i) {
-        // The same batch of mla, or its largest beside the largest.
-        const auto& of_mla = plans.front().steps;
         const bool largest = i + 1 == plan.steps.size();
-        const DecodeStep* const first = of_mla.empty()          ? nullptr
-                                        : largest               ? &of_mla.back()
-                                        : i < of_mla.size() - 1 ? &of_mla[i]
-                                                                : nullptr;
-        table.push_back(table_row(plan, &plan.steps[i], first));
+        table.push_back(table_row(plan, &plan.steps[i], step_beside(plans.front(), plan.steps[i], largest)));
         rows.push_back(to_json(plan, options, &plan.steps[i]));
       }
     }

@@ -87,7 +87,7 @@ class Plan(unittest.TestCase):
                 (("decode", "--machine", "h800x8-roce", "--memory", "0"), 2, "--memory"),
                 ((), 2, "plan: expected one of train, decode, calibrate, got none")):
             done = plan(*arguments)
-            self.assertEqual(done.returncode, code, arguments)
+            self.assertEqual((done.returncode, done.stdout), (code, ""), arguments)
             self.assertIn(message, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
