@@ -20,7 +20,7 @@ struct NondeterminismOptions {
   ModelConfig experts;  // a mixture of experts; twin_models(experts) are trained
   int64_t batch = 4, sequence = 128;
   int64_t steps = 40;
-  double learning_rate = 3e-3;
+  double learning_rate = 1e-3;
   at::ScalarType dtype = at::kFloat;  // fp32 or fp64
   uint64_t seed = 1;
 };
