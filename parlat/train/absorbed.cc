@@ -13,8 +13,8 @@ Tensor AbsorbedAttention::forward(const MlaWeights& w, const Tensor& x_BSD, cons
 
   PendingGather latent =
       gather_sequence_async(project_latent(w, x_BSD, tokens.rope), tokens.shards, comm_, "absorbed latent");
-  const Tensor q_local_BSHd = project_query(w, x_BSD, tokens.rope);
-  const Tensor q_BSHd = scatter_heads_gather_sequence(q_local_BSHd, heads, tokens.shards, comm_, "absorbed query");
+  const Tensor q_BSHd = scatter_heads_gather_sequence(project_query(w, x_BSD, tokens.rope), heads, tokens.shards, comm_,
+                                                      "absorbed query");
 
   const Tensor out_BSHV = attend_absorbed(w.spec, q_BSHd, latent.wait(), up_projection(w, heads.range(comm_.rank())),
                                           tokens.visible, options_.kernel);

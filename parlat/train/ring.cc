@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <utility>
+
 #include "parlat/base/error.h"
 #include "parlat/comm/differentiable.h"
 #include "parlat/kernels/attention_inputs.h"
@@ -133,6 +135,9 @@ class TravellingGradient {
   Handle exchange_;
 };
 
+// x in dtype; its memory in another is free afterwards.
+Tensor rounded(Tensor& x, at::ScalarType dtype) { return std::exchange(x, Tensor()).to(dtype); }
+
 class RingFunction : public torch::autograd::Function<RingFunction> {
  public:
   // w_ukv: the rows of this rank's heads.
@@ -160,7 +165,7 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
       return metered(what, at::zeros(like.sizes(), compute_options(like)));
     };
     const Tensor grad_out = passing->to_heads(grad[0], "group out gradient");
-    const Tensor grad_q = wide_zeros("query gradient", q), grad_w = wide_zeros("weight gradient", w_ukv);
+    Tensor grad_q = wide_zeros("query gradient", q), grad_w = wide_zeros("weight gradient", w_ukv);
     TravellingGradient travelling(*passing);
     for_each_hop(*passing, latent, "ring latent again", [&](int hop, const Tensor& here) {
       const Tensor grad_here = wide_zeros("latent gradient", here);
@@ -170,9 +175,11 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
       travelling.add(hop,
                      sum_to_shard(grad_here, passing->shares[hop], *passing->ranks->group, "group latent gradient"));
     });
-    return {passing->to_tokens(grad_q.to(q.scalar_type()), "group query gradient"),
+    const Tensor grad_w_ukv = metered("weight gradient", rounded(grad_w, w_ukv.scalar_type()));
+    const Tensor grad_q_heads = metered("query gradient", rounded(grad_q, q.scalar_type()));
+    return {passing->to_tokens(grad_q_heads, "group query gradient"),
             travelling.of_own_latents().to(latent.scalar_type()),
-            grad_w.to(w_ukv.scalar_type()),
+            grad_w_ukv,
             {}};
   }
 };
