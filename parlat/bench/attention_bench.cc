@@ -26,7 +26,10 @@ using Clock = std::chrono::steady_clock;
 class RankPass {
  public:
   RankPass(TrainForm form, const AttentionBenchOptions& options, const RankLayer& local, Communicator& comm)
-      : attention_(make(form, options, comm)), local_(local), backward_(options.backward), comm_(comm) {}
+      : attention_(make(form, options, local.weights.dims(), comm)),
+        local_(local),
+        backward_(options.backward),
+        comm_(comm) {}
 
   // Returns what the forward pass sent.
   Traffic run() const {
@@ -48,8 +51,8 @@ class RankPass {
   }
 
  private:
-  static std::unique_ptr<Attention> make(TrainForm form, const AttentionBenchOptions& options, Communicator& comm) {
-    const MlaDims& dims = options.spec.dims;
+  static std::unique_ptr<Attention> make(TrainForm form, const AttentionBenchOptions& options, const MlaDims& dims,
+                                         Communicator& comm) {
     if (options.as_published) return std::make_unique<PublishedAttention>(form, comm, dims, options.attention);
     return make_attention(form, comm, dims, options.attention);
   }

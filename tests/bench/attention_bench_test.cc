@@ -98,6 +98,16 @@ TEST(AttentionBench, BytesOfUnevenRanksAreTheLargest) {
   }
 }
 
+// Not the model's.
+TEST(AttentionBench, HeadsOfTheGridDecideWhatIsPossible) {
+  AttentionBenchOptions options = small_options();
+  options.heads = {6};
+  for (const AttentionBenchRow& row : bench_attention(options, local(6))) EXPECT_TRUE(row.check.ok) << name(row.form);
+  options.heads = {1};
+  options.forms = {TrainForm::kRing, TrainForm::kHybrid};  // which splits one head over no group
+  for (const AttentionBenchRow& row : bench_attention(options, local(4))) EXPECT_TRUE(row.check.ok) << name(row.form);
+}
+
 TEST(AttentionBench, ForwardPassSendsNoGradientsAndSavesNothing) {
   AttentionBenchOptions options = small_options();
   options.backward = false;
