@@ -1,17 +1,23 @@
 """scripts/reproduce: the papers' figures are whole, records are used again, pages set both side by side."""
+import contextlib
 import importlib.machinery
 import importlib.util
+import io
 import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "reproduce"
-# Counts its calls, and writes them where --json says.
+# Counts its calls but for --version, and writes them where --json says.
 PARLAT = """#!/usr/bin/env python3
 import json, pathlib, sys
+if "--version" in sys.argv:
+    sys.exit(print("parlat 1 (c)"))
 calls = pathlib.Path(__file__).with_name("calls")
 calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
 if "fail" in sys.argv:
@@ -45,18 +51,62 @@ class Reproduce(unittest.TestCase):
 
     def test_a_record_is_measured_once_a_command(self):
         calls = self.folder / "calls"
-        first = self.reproduce.parlat("one", "plan", "train")
-        self.assertEqual(first["arguments"], ["plan", "train", "--json", str(self.folder / "one.json")])
-        self.assertEqual(self.reproduce.parlat("one", "plan", "train"), first)
+        first = self.reproduce.parlat("one", "inspect", "x")
+        self.assertEqual(first["arguments"], ["inspect", "x", "--json", str(self.folder / "one.json")])
+        self.assertEqual(self.reproduce.parlat("one", "inspect", "x"), first)
         self.assertEqual(calls.read_text(), "x")
-        self.reproduce.parlat("one", "plan", "decode")
+        self.reproduce.parlat("one", "inspect", "y")
         self.assertEqual(calls.read_text(), "xx")
 
+    def test_a_record_is_measured_anew_by_another_program_or_on_other_files(self):
+        model, text, own = self.folder / "model", self.folder / "text", self.folder / "own"
+        for folder in (model, own):
+            folder.mkdir()
+
+        def calls():
+            self.reproduce.parlat("one", "inspect", "--model", model, "--data", text, "--out", own, folder=own)
+            own.mkdir(exist_ok=True)
+            (own / "config.json").write_text(str(os.urandom(4)))
+            return len((self.folder / "calls").read_text())
+
+        for expected, file in ((1, text), (2, model / "config.json"), (3, model / "model.safetensors.index.json"),
+                               (4, model / "model.safetensors")):
+            file.write_text("new")
+            self.assertEqual([calls(), calls()], [expected, expected], file)
+        text.write_text("other")
+        self.assertEqual([calls(), calls()], [5, 5])
+        self.reproduce.program_version = lambda: "parlat 1 (d)"
+        self.assertEqual([calls(), calls()], [6, 6])
+
+    def test_what_is_computed_is_never_used_again(self):
+        for command in (["plan", "train"], ["bench", "attention", "--dry-run"]):
+            for _ in range(2):
+                self.reproduce.parlat("one", *command)
+        self.assertEqual((self.folder / "calls").read_text(), "xxxx")
+
+    def test_equal_tensors_come_by_name(self):
+        cell = {"peak_sites": {name: 1e6 for name in "cab"}, "ranks": 8, "sequence": 16384}
+        rows = [cell | {"form": form} for form in self.reproduce.FORMS]
+        lines = self.reproduce.sites({("eager", published): rows for published in (True, False)}, "eager").splitlines()
+        self.assertEqual([line.split()[1] for line in lines[2:]], ["a", "b", "c"])
+
+    def test_refusals_are_one_line_before_any_work(self):
+        for exit_code, words, arguments in (
+                (2, "expected tpla, which alone uses them, got laga", ["laga", "--model", "x"]),
+                (2, "invalid choice: 'x'", ["x"]),
+                (3, "--model: expected /nonexist/config.json", ["tpla", "--model", "/nonexist", "--data", "/nonexist"]),
+                (3, "--data: expected /nonexist", ["tpla", "--data", "/nonexist"])):
+            done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stdout), (exit_code, ""))
+            self.assertRegex(done.stderr, rf"^reproduce: .*{words}.*\n$")
+
     def test_a_failed_command_leaves_no_record_behind(self):
-        self.reproduce.parlat("one", "plan", "train")
-        with self.assertRaisesRegex(SystemExit, "exit 3 of .* fail"):
-            self.reproduce.parlat("one", "plan", "fail")
-        self.reproduce.parlat("one", "plan", "train")
+        self.reproduce.parlat("one", "inspect", "x")
+        said = io.StringIO()
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
+            self.reproduce.parlat("one", "inspect", "fail")
+        self.assertRegex(said.getvalue(), "exit 3 of .* fail")
+        self.reproduce.parlat("one", "inspect", "x")
         self.assertEqual((self.folder / "calls").read_text(), "xxx")
 
     def test_rows_are_found_and_set(self):
