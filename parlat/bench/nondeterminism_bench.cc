@@ -7,10 +7,13 @@
 #include <cmath>
 
 #include "parlat/base/error.h"
+#include "parlat/base/memory_limit.h"
 #include "parlat/base/spread.h"
+#include "parlat/base/units.h"
 #include "parlat/bench/shuffled_sums.h"
 #include "parlat/kernels/gemm.h"
 #include "parlat/mla/projections.h"
+#include "parlat/plan/flops.h"
 #include "parlat/tensor/compare.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/train/optimizer.h"
@@ -139,6 +142,23 @@ std::optional<TwinRun::Jump> jump_at(const std::vector<Apart>& steps, int64_t fl
                        .output = factor(steps[flip - 1].output, output)};
 }
 
+// No difference means anything from there on.
+void require_finite(const Apart& apart, const std::string& model, int64_t step) {
+  if (std::isfinite(apart.loss + apart.loss_difference + apart.output + apart.weights)) return;
+  throw Error(1, fmt::format("step {}: the {} twins diverged, loss {}; expected finite losses and weights (--lr)", step,
+                             model, apart.loss));
+}
+
+// Of the larger model's twins: weights, their gradients and what AdamW keeps, fp32.
+void require_memory(const ModelConfig& experts, at::ScalarType dtype) {
+  const auto memory = static_cast<double>(memory_limit());
+  const double wanted =
+      2 * static_cast<double>(count_parameters(experts).total) * static_cast<double>(c10::elementSize(dtype) + 4 + 12);
+  if (wanted <= memory) return;
+  throw ConfigError("model: expected two in training to fit in this machine's memory of {}, got {} for {}",
+                    format_bytes(memory), format_bytes(wanted), experts.name);
+}
+
 TwinRun run_pair(const NondeterminismOptions& options, const ModelConfig& config, bool shuffled,
                  const RankRunner& run_twins, const std::function<void(const std::string&)>& observe) {
   TwinRun run;
@@ -157,6 +177,7 @@ TwinRun run_pair(const NondeterminismOptions& options, const ModelConfig& config
       pair.barrier("twins' step");
       if (pair.rank() == 0) {
         run.steps.push_back(compare(*twins[0], *twins[1], step, options.sequence, run.first_flip));
+        require_finite(run.steps.back(), run.model, step);
         observe(fmt::format("{}, {}, loss {:.4f}", run.model, shuffled ? "drawn orders" : "deterministic",
                             run.steps.back().loss));
       }
@@ -214,6 +235,7 @@ NondeterminismResult bench_nondeterminism(const NondeterminismOptions& options, 
     throw ConfigError("dtype: expected fp32 or fp64, whose sums are as wide, got {}", name(options.dtype));
   }
   const TwinModels models = twin_models(options.experts);
+  require_memory(models.experts, options.dtype);
   NondeterminismResult result;
   run_twins([&](Communicator& pair) {
     if (pair.rank() == 0) verify(options, result);

@@ -68,7 +68,8 @@ struct NondeterminismResult {
 };
 
 // Two ranks of the runner are the twins: they train one model each, exchange nothing and are compared after every step.
-// Text: random tokens, memorised. Throws ConfigError for a model without experts and other dtypes.
+// Text: random tokens, memorised. Throws ConfigError for a model without experts, for one whose twins do not fit in
+// memory_limit() and for other dtypes; Error with exit code 1 where loss or weights stop being finite, naming the step.
 NondeterminismResult bench_nondeterminism(const NondeterminismOptions& options, const RankRunner& run_twins,
                                           const std::function<void(const std::string&)>& observe);
 

@@ -154,6 +154,21 @@ TEST(NondeterminismBench, ModelsAreAsWideAndOthersAreRefused) {
   NondeterminismOptions options = small_options();
   options.dtype = at::kBFloat16;
   EXPECT_THROW(measure(options), ConfigError);
+  options = small_options();
+  options.experts.vocab_size = int64_t{1} << 40;
+  EXPECT_THROW(measure(options), ConfigError);  // before anything that large is made
+}
+
+TEST(NondeterminismBench, DivergenceIsAnErrorThatNamesItsStep) {
+  NondeterminismOptions options = small_options();
+  options.learning_rate = 1e30;
+  try {
+    measure(options);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(error.what(), testing::StartsWith("step 1: the dense twins diverged"));
+  }
 }
 
 }  // namespace

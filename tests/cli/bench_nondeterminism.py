@@ -33,10 +33,17 @@ class Nondeterminism(unittest.TestCase):
 
     def test_refuses_what_it_cannot_do(self):
         for error, arguments in ((r"model: expected one with experts, got youtu", ["--model-config", "youtu"]),
-                                 (r"dtype: expected fp32 or fp64.*, got bf16", ["--dtype", "bf16"])):
+                                 (r"dtype: expected fp32 or fp64.*, got bf16", ["--dtype", "bf16"]),
+                                 (r"model: expected two in training to fit in .*, got .* for v3",
+                                  ["--model-config", "v3"])):
             failed = bench(*arguments)
             self.assertEqual(failed.returncode, 2)
             self.assertRegex(failed.stderr, rf"^parlat: error: {error}\n$")
+
+    def test_a_run_that_diverges_fails_with_its_step_and_no_table(self):
+        failed = bench("--lr", "1e30", "--quiet")
+        self.assertEqual((failed.returncode, failed.stdout), (1, ""))
+        self.assertRegex(failed.stderr, r"^parlat: error: step \d+: the dense twins diverged, .*\n$")
 
 
 if __name__ == "__main__":
