@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <new>
 
 #include "cli/commands.h"
 #include "cli/common.h"
@@ -75,6 +76,8 @@ int run(CLI::App& app, const ConfigFile& config_file, int argc, char** argv) {
     return report_error(wrong_words(app).value_or(ConfigError("{}", error.what())));
   } catch (const ConfigError& error) {
     return report_error(ConfigError("{}", config_file.located(error.what())));
+  } catch (const std::bad_alloc&) {
+    return report_error(ConfigError("memory: expected what was asked for to fit, got more than there is"));
   } catch (const std::exception& error) {
     return report_error(error);
   }

@@ -245,6 +245,7 @@ nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions
                          {"peak_activation_bytes", row.peak_activation_bytes},
                          {"peak_sites", to_json(row.peak_sites)}};
   if (options.as_published) json["as_published"] = true;
+  if (passes_latents(row.form)) json["groups"] = ring_groups(row.form, row.ranks, row.heads, options.attention);
   if (options.dry_run) return json;
   json.update({{"ms", to_json(row.ms)},
                {"tokens_per_s", row.tokens_per_s},
@@ -253,7 +254,6 @@ nlohmann::json to_json(const AttentionBenchRow& row, const AttentionBenchOptions
                {"worst_tensor", row.check.worst},
                {"verified_sequence", row.verified_sequence},
                {"ok", row.check.ok}});
-  if (passes_latents(row.form)) json["groups"] = ring_groups(row.form, row.ranks, row.heads, options.attention);
   if (!row.check.ok) json["error"] = row.check.text();
   return json;
 }

@@ -12,9 +12,9 @@ namespace parlat {
 //   eager   scores = q k^T, scaled, softmax, times v. The peak is explicit's backward pass: probabilities, their
 //           gradient and the scores' gradient, 3 score matrices. absorbed adds a latent and a rope score product, and
 //           both are alive while the scaled sum becomes probabilities: 4.
-//   fused   explicit and laga write no scores. absorbed hands its rope scores to the kernel as a bias to be added: it
-//   is
-//           saved and has a gradient, 2 score matrices; and latents are repeated for every head as keys and as values.
+//   fused   explicit and laga write no scores. absorbed hands its rope scores to the kernel as a bias to be added,
+//           which is saved and has a gradient: 2 score matrices; and latents are repeated for every head as keys and as
+//           values.
 class PublishedAttention final : public Attention {
  public:
   // Throws ConfigError for other forms than these three.

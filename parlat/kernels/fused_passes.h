@@ -30,7 +30,7 @@ void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor&
                    bool resume = false);
 
 // out and lse: over all keys; parts: `keys` are some of them only. Adds to grad_q (any dtype: it holds zeros, or is
-// fp32) and to the gradients that `keys` holds.
+// fp32), and does with the gradients that `keys` holds what that says.
 void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                     const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts = false);
 

@@ -4,6 +4,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 
 #include "parlat/base/error.h"
@@ -23,10 +24,20 @@ struct InstructionSet {
   int64_t targets;  // Highway's, of which it takes the best
 };
 
+std::atomic<bool> forced_once = false;
+// The targets that Highway may choose from; 0: all that the machine has.
+int64_t allowed_targets = 0;
+
+void allow(int64_t targets) {
+  allowed_targets = targets;
+  hwy::SetSupportedTargetsForTest(targets);
+}
+
 // Those this machine can run.
 std::vector<InstructionSet> available_sets() {
   hwy::SetSupportedTargetsForTest(0);
   const int64_t available = hwy::SupportedTargets() & HWY_TARGETS;
+  hwy::SetSupportedTargetsForTest(allowed_targets);
   int64_t lowest = available;  // a lower bit is a better target
   while ((lowest & (lowest - 1)) != 0) lowest &= lowest - 1;
   std::vector<InstructionSet> sets;
@@ -54,13 +65,14 @@ void force_instruction_set(std::string name) {
   if (forced == sets.end() && !name.empty()) {
     throw ConfigError("PARLAT_ISA: expected one of {}, got '{}'", fmt::join(instruction_sets(), ", "), name);
   }
-  if (forced != sets.end()) hwy::SetSupportedTargetsForTest(forced->targets);
+  allow(forced != sets.end() ? forced->targets : 0);
+  forced_once = true;
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 void apply_instruction_set() {
   static const bool applied = [] {
-    force_instruction_set("");
+    if (!forced_once) force_instruction_set("");
     return true;
   }();
   static_cast<void>(applied);

@@ -63,7 +63,7 @@ class HeadOrder {
 };
 
 // k [B, T, K, d], v [B, T, K, v]; K = n_heads, or 1: one key and value for all heads. Gradients, where defined: like k
-// and v, added to; for K = 1 in the dtype of the arithmetic.
+// and v, of which the rows that are seen are written; for K = 1 added to, in the dtype of the arithmetic.
 class ExplicitKeys final : public KeySource {
  public:
   ExplicitKeys(const Tensor& k_BTKd, const Tensor& v_BTKv, const Tensor& grad_k = {}, const Tensor& grad_v = {});

@@ -142,6 +142,12 @@ class UpProject : public Function<UpProject> {
   }
 };
 
+// Some heads' rows of a weight with `rows` a head. The weight itself where all are wanted: the gradient of a part is
+// written into zeros of the whole.
+Tensor rows_of_heads(const Tensor& w, Range heads, int64_t rows) {
+  return heads.size() * rows == w.size(0) ? w : w.narrow(0, heads.begin * rows, heads.size() * rows);
+}
+
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -163,7 +169,7 @@ Tensor project_query_latent(const MlaWeights& w, const Tensor& x_BSD) {
 Tensor up_project_query(const MlaWeights& w, Range heads, const Tensor& c_q_BSQ, const RopeTable& rope) {
   const MlaDims& d = w.dims();
   check_shape(w.w_uq, {d.n_heads * d.d_qk(), c_q_BSQ.size(2)}, "w_uq");
-  const Tensor w_uq_h = w.w_uq.narrow(0, heads.begin * d.d_qk(), heads.size() * d.d_qk());
+  const Tensor w_uq_h = rows_of_heads(w.w_uq, heads, d.d_qk());
   const Tensor q =
       RotateQuery::apply(parlat::linear(c_q_BSQ, w_uq_h), heads.size(), rope.cos_BSr, rope.sin_BSr, rope.interleaved);
   return metered("query", q).view({c_q_BSQ.size(0), c_q_BSQ.size(1), heads.size(), d.d_qk()});
@@ -177,8 +183,7 @@ Tensor project_latent(const MlaWeights& w, const Tensor& x_BSD, const RopeTable&
 }
 
 Tensor up_projection(const MlaWeights& w, Range heads) {
-  const int64_t rows = w.dims().d_nope + w.dims().d_v;
-  return w.w_ukv.narrow(0, heads.begin * rows, heads.size() * rows);
+  return rows_of_heads(w.w_ukv, heads, w.dims().d_nope + w.dims().d_v);
 }
 
 KeysValues up_project(const Tensor& w_ukv_hL, const Tensor& latent_BTd, const MlaDims& dims) {

@@ -34,7 +34,7 @@ class GhostAllocator final : public c10::Allocator {
 
 at::Tensor index_select(const at::Tensor& x, int64_t dimension, const at::Tensor& index) {
   std::vector<int64_t> shape = x.sizes().vec();
-  shape[dimension] = index.numel();
+  shape[dimension < 0 ? dimension + x.dim() : dimension] = index.numel();
   return at::empty(shape, x.options());
 }
 

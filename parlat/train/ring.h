@@ -21,7 +21,7 @@ struct RankRing;
 //
 //   steps   2 all-to-alls and G gathers within the group, G - 1 exchanges with both neighbouring groups; backward also
 //   G
-//           reduce-scatters and as many exchanges again
+//           reduce-scatters, and the exchanges twice
 //   sent    a rank: H (N + R + V) B S/P (A-1)/A  +  (L + R) B S/P (P-1)  elements, of which (L + R) B S/P (G-1) to the
 //           next group; backward the same, and as many of latents' gradients in fp32
 //   saved   q [B,S/G,H/A,N+R], latent [B,S/P,L+R], out [B,S/P,H,V], lse [B,S/G,H/A]; A > 1: also out [B,S/G,H/A,V]

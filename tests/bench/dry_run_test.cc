@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
+#include "parlat/base/error.h"
 #include "parlat/bench/attention_bench.h"
 #include "parlat/train/step_record.h"
 #include "tests/run_ranks.h"
@@ -158,6 +159,18 @@ TEST(DryRun, FusedLagaThatSavesLatentsPeaksLower) {
   for_each_cell({}, [](const AttentionBenchRow& row, int64_t excess) {
     EXPECT_LT(static_cast<double>(excess), -0.1 * static_cast<double>(row.peak_activation_bytes));
   });
+}
+
+// A dry run has no values, but positions.
+TEST(DryRun, RefusesMoreTokensThanThereIsMemoryForPositions) {
+  AttentionBenchOptions options = small_options();
+  options.sequences = {int64_t{1} << 44};
+  try {
+    bench(options, 2, /*dry_run=*/true);
+    FAIL() << "expected a ConfigError";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::StartsWith("sequence: expected the positions of all tokens to fit in "));
+  }
 }
 
 }  // namespace
