@@ -20,13 +20,15 @@ namespace parlat {
 namespace {
 
 constexpr double kMost = 1e18;  // of any figure, in the unit of its key
+constexpr const char *kNumber = "a number above 0 and at most 1e18",
+                     *kNumbers = "a list of numbers above 0 and at most 1e18";
 constexpr int64_t kMostRanks = int64_t{1} << 20;
 constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
 
 double positive(JsonFields& fields, const std::string& key) {
   const nlohmann::json* const value = fields.find(key);
   const double number = value != nullptr && value->is_number() ? value->get<double>() : 0;
-  if (!(0 < number && number <= kMost)) fields.refuse(key, "a number above 0");
+  if (!(0 < number && number <= kMost)) fields.refuse(key, kNumber);
   return number;
 }
 
@@ -40,7 +42,7 @@ std::vector<double> positive_list(JsonFields& fields, const std::string& key) {
     return x.is_number() && 0 < x.get<double>() && x.get<double>() <= kMost;
   };
   if (list == nullptr || !list->is_array() || list->empty() || !std::all_of(list->begin(), list->end(), is_positive)) {
-    fields.refuse(key, "a list of numbers above 0");
+    fields.refuse(key, kNumbers);
   }
   return list->get<std::vector<double>>();
 }
@@ -93,9 +95,10 @@ AttentionRates read_attention(JsonFields& fields, const std::string& /*where*/) 
 template <typename Read>
 auto read_by_dtype(JsonFields& fields, const std::string& where, const Read& read) {
   std::map<std::string, decltype(read(fields, where))> by_dtype;
-  if (fields.object().empty()) throw ConfigError("{}: expected a table for a dtype, got none", where);
+  const std::string key = where.substr(0, where.size() - 1);  // without the dot
+  if (fields.object().empty()) throw ConfigError("{}: expected a table for a dtype, got none", key);
   for (const auto& [dtype, table] : fields.object().items()) {
-    dtype_bytes(dtype);
+    dtype_bytes(dtype, key);
     by_dtype[dtype] = read_table(fields, where, dtype, read);
   }
   return by_dtype;
@@ -253,11 +256,11 @@ void check_ranks(const Machine& machine, int64_t ranks, int64_t nodes) {
   if (nodes > 1) machine.between_nodes();
 }
 
-int64_t dtype_bytes(const std::string& dtype) {
+int64_t dtype_bytes(const std::string& dtype, const std::string& where) {
   if (dtype == "bf16") return 2;
   if (dtype == "fp32") return 4;
   if (dtype == "fp64") return 8;
-  throw ConfigError("dtype: expected bf16, fp32 or fp64, got '{}'", dtype);
+  throw ConfigError("{}: expected bf16, fp32 or fp64, got '{}'", where, dtype);
 }
 
 }  // namespace parlat

@@ -60,7 +60,7 @@ struct Machine {
 };
 
 // A file, or the name of one of machines/ (with or without .toml). Throws DataError for what cannot be read or is no
-// TOML, ConfigError with file and key for a key that is unknown, missing, or no positive number.
+// TOML, ConfigError with file and key for a key that is unknown, missing, or no number in its range.
 Machine load_machine(const std::string& path_or_name);
 // The same from text; `name` is what errors call it.
 Machine parse_machine(const std::string& toml, const std::string& name);
@@ -74,7 +74,7 @@ std::string to_toml(const Machine& machine);
 // them.
 void check_ranks(const Machine& machine, int64_t ranks, int64_t nodes);
 
-// Bytes of one element: bf16 2, fp32 4, fp64 8. ConfigError for others.
-int64_t dtype_bytes(const std::string& dtype);
+// Bytes of one element: bf16 2, fp32 4, fp64 8. ConfigError for others, `where` being what names them.
+int64_t dtype_bytes(const std::string& dtype, const std::string& where = "dtype");
 
 }  // namespace parlat

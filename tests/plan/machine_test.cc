@@ -89,19 +89,22 @@ TEST(MachineText, ErrorsNameFileAndKey) {
   const auto parse = [](const std::string& text) { return error_of([&] { parse_machine(text, "here.toml"); }); };
   EXPECT_EQ(parse(kText), "no error");
   EXPECT_EQ(parse(replaced("memory_gb = 16", "memory_gb = 0")),
-            "here.toml: memory_gb: expected a number above 0, got 0");
+            "here.toml: memory_gb: expected a number above 0 and at most 1e18, got 0");
   EXPECT_EQ(parse(replaced("memory_gb = 16", "memory_gb = -3")),
-            "here.toml: memory_gb: expected a number above 0, got -3");
-  EXPECT_EQ(parse(replaced("memory_gb = 16\n", "")), "here.toml: memory_gb: expected a number above 0, got nothing");
+            "here.toml: memory_gb: expected a number above 0 and at most 1e18, got -3");
+  EXPECT_EQ(parse(replaced("memory_gb = 16\n", "")),
+            "here.toml: memory_gb: expected a number above 0 and at most 1e18, got nothing");
   EXPECT_EQ(parse(replaced("memory_gb = 16", "memory_gb = \"much\"")),
-            "here.toml: memory_gb: expected a number above 0, got \"much\"");
+            "here.toml: memory_gb: expected a number above 0 and at most 1e18, got \"much\"");
+  EXPECT_EQ(parse(replaced("memory_gb = 16", "memory_gb = 1e300")),
+            "here.toml: memory_gb: expected a number above 0 and at most 1e18, got 1e+300");
   EXPECT_THAT(parse(replaced("memory_gb = 16", "memory_gb = nan")), HasSubstr("here.toml: memory_gb: expected"));
   EXPECT_THAT(parse(replaced("memory_gb = 16", "memory_gb = inf")), HasSubstr("here.toml: memory_gb: expected"));
   EXPECT_EQ(parse(replaced("latency_us = 5", "latency_us = 5\nspeed = 1")),
             "here.toml: link.within.speed: expected no key of this name, got 1");
   EXPECT_THAT(parse(std::string("extra = true\n") + kText), HasSubstr("here.toml: extra: expected no key"));
   EXPECT_EQ(parse(replaced("us = 5\ngb_per_s = 10", "us = 5\ngb_per_s = 0.0")),
-            "here.toml: link.within.gb_per_s: expected a number above 0, got 0.0");
+            "here.toml: link.within.gb_per_s: expected a number above 0 and at most 1e18, got 0.0");
   EXPECT_THAT(parse(replaced("[link.within]", "[link.without]")),
               HasSubstr("here.toml: link.within: expected a table"));
   EXPECT_THAT(parse(replaced("overlap = 0.5", "overlap = 1.5")),
@@ -114,7 +117,9 @@ TEST(MachineText, ErrorsNameFileAndKey) {
   EXPECT_THAT(parse(replaced("ranks_per_node = 4", "ranks_per_node = 0")),
               HasSubstr("here.toml: ranks_per_node: expected"));
   EXPECT_THAT(parse(replaced("ranks_per_node = 4\n", "")), HasSubstr("here.toml: ranks_per_node: expected"));
-  EXPECT_THAT(parse(replaced("[gemm.fp32]", "[gemm.fp12]")), HasSubstr("fp12"));
+  EXPECT_EQ(parse(replaced("[gemm.fp32]", "[gemm.fp16]")), "here.toml: gemm: expected bf16, fp32 or fp64, got 'fp16'");
+  EXPECT_EQ(parse(replaced("[gemm.fp32]\nsize = [16, 256]\ntflops = [1, 5]", "[gemm]")),
+            "here.toml: gemm: expected a table for a dtype, got none");
   EXPECT_THAT(parse("ranks_per_node = = 4\n"), HasSubstr("here.toml: line 1: expected TOML"));
   for (const char* text : {"", "link = 3", "[[link]]"}) EXPECT_THAT(parse(text), HasSubstr("here.toml: ")) << text;
 }
