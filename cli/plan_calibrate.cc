@@ -1,5 +1,4 @@
 #include <sched.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <memory>
@@ -7,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/ranks.h"
 #include "parlat/base/error.h"
+#include "parlat/base/memory_limit.h"
 #include "parlat/bench/calibrate.h"
 #include "parlat/bench/record.h"
 #include "parlat/io/files.h"
@@ -14,8 +14,6 @@
 namespace parlat {
 
 namespace {
-
-constexpr int64_t kMostLocalRanks = 1024;
 
 struct Flags {
   CommonOptions common;
@@ -36,12 +34,10 @@ void run(const Flags& flags) {
   options.dtypes = parse_compute_dtypes(flags.common.dtype);
   options.nodes = flags.nodes;
   options.ranks_at_full_rate = std::max<int64_t>(1, cores() / flags.common.threads);
-  options.node_memory_bytes =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  options.node_memory_bytes = static_cast<double>(memory_limit());
   options.quick = flags.quick;
   const RankRunner run_ranks = [&](const auto& body) { with_ranks(flags.common, body); };
-  Machine machine = calibrate(options, run_ranks);
-  if (flags.common.ranks != "mpi") machine.ranks_per_node = kMostLocalRanks;
+  const Machine machine = calibrate(options, run_ranks);
   if (!is_printing_process(flags.common)) return;
   const nlohmann::json here = machine_json();
   const std::string text =
