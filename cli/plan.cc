@@ -98,25 +98,20 @@ nlohmann::json to_json(const FormPlan& plan, const TrainPlanOptions& options, bo
 }
 
 std::string sentence(const Crossover& at, bool several_nodes) {
-  const auto change = [](const std::optional<Change>& found, const auto& point, const char* beyond,
-                         const char* before) {
-    return found ? fmt::format("{} {}", found->wins_beyond ? beyond : before, point(found->at)) : std::string("at no");
-  };
-  const std::string tokens = change(
-      at.tokens, [](double x) { return format_count(std::llround(x)) + " tokens"; }, "from", "up to");
-  const std::string rate = change(
-      at.bytes_per_s, [](double x) { return format_bytes(x) + "/s"; }, "below", "above");
-  const char* const always = at.wins ? "always" : "never";
-  return fmt::format(
-      "{} {} {} here; {}; {}", at.form, at.wins ? "overtakes" : "is behind", at.rival,
-      at.tokens ? fmt::format("faster {}", tokens) : fmt::format("{} faster, whatever the sequence", always),
-      at.bytes_per_s ? fmt::format("faster with links {} nodes {}", several_nodes ? "between" : "within", rate)
-                     : fmt::format("{} faster, whatever the link", always));
+  const auto always = [](const Change& change) { return change.wins_before ? "always" : "never"; };
+  const std::string tokens = at.tokens.at ? fmt::format("faster {} {} tokens", at.tokens.wins_before ? "up to" : "from",
+                                                        format_count(std::llround(*at.tokens.at)))
+                                          : fmt::format("{} faster, whatever the sequence", always(at.tokens));
+  const std::string rate =
+      at.bytes_per_s.at ? fmt::format("faster with links {} nodes {} {}/s", several_nodes ? "between" : "within",
+                                      at.bytes_per_s.wins_before ? "above" : "below", format_bytes(*at.bytes_per_s.at))
+                        : fmt::format("{} faster, whatever the link", always(at.bytes_per_s));
+  return fmt::format("{} {} {} here; {}; {}", at.form, at.wins ? "overtakes" : "is behind", at.rival, tokens, rate);
 }
 
 nlohmann::json to_json(const Crossover& at, int64_t sequence) {
-  const auto change = [](const std::optional<Change>& found) {
-    return found ? nlohmann::json{{"at", found->at}, {"wins_beyond", found->wins_beyond}} : nlohmann::json();
+  const auto change = [](const Change& found) {
+    return found.at ? nlohmann::json{{"at", *found.at}, {"wins_beyond", !found.wins_before}} : nlohmann::json();
   };
   return {{"form", at.form}, {"rival", at.rival},           {"sequence", sequence},
           {"wins", at.wins}, {"tokens", change(at.tokens)}, {"bytes_per_s", change(at.bytes_per_s)}};

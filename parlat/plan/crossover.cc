@@ -7,7 +7,8 @@ namespace parlat {
 
 namespace {
 
-constexpr double kMostTokens = 1 << 24, kRates = 1024, kStep = 4, kPrecision = 1.01;
+constexpr int64_t kMostTokens = 1 << 24;
+constexpr double kRates = 1024, kStep = 4, kPrecision = 1.01;
 
 bool is_challenger(TrainForm form) {
   return form != TrainForm::kExplicit && form != TrainForm::kAbsorbed && form != TrainForm::kLaga;
@@ -30,23 +31,22 @@ std::optional<double> lead(const Machine& machine, const TrainPlanOptions& optio
 }
 
 // The first change of wins(x) on the way from `from` to `to`, up or down.
-std::optional<Change> first_change(double from, double to, const auto& wins) {
-  const double step = to > from ? kStep : 1 / kStep;
+Change first_change(double from, double to, const auto& wins) {
   const bool start = wins(from);
   double same = from;
-  for (double x = from * step; step > 1 ? x <= to : x >= to; x *= step) {
-    if (wins(x) == start) {
-      same = x;
+  while (same != to) {
+    double other = to > from ? std::min(same * kStep, to) : std::max(same / kStep, to);
+    if (wins(other) == start) {
+      same = other;
       continue;
     }
-    double other = x;
     while (std::max(same / other, other / same) > kPrecision) {
       const double middle = std::sqrt(same * other);
       (wins(middle) == start ? same : other) = middle;
     }
-    return Change{.at = other, .wins_beyond = !start};
+    return {.wins_before = start, .at = other};
   }
-  return std::nullopt;
+  return {.wins_before = start, .at = {}};
 }
 
 }  // namespace
@@ -60,11 +60,11 @@ std::vector<Crossover> find_crossovers(const Machine& machine, const TrainPlanOp
     found.wins = *here > 0;
 
     TrainPlanOptions elsewhere = options;
-    elsewhere.batch = 1;
-    elsewhere.sequence = static_cast<int64_t>(kMostTokens);
+    elsewhere.sequence = kMostTokens;
     while (!products_fit(elsewhere)) elsewhere.sequence /= 2;
-    const auto most = static_cast<double>(elsewhere.sequence);
-    found.tokens = first_change(static_cast<double>(options.ranks), most, [&](double tokens) {
+    const int64_t least = std::min(options.ranks, options.sequence),
+                  most = std::max(elsewhere.sequence, options.sequence);
+    found.tokens = first_change(static_cast<double>(least), static_cast<double>(most), [&](double tokens) {
       elsewhere.sequence = std::llround(tokens);
       return *lead(machine, elsewhere, form) > 0;
     });

@@ -10,16 +10,16 @@ namespace parlat {
 
 // Where one form begins to be faster than others, or ends to be.
 struct Change {
-  double at = 0;
-  bool wins_beyond = false;  // at longer sequences; at lower rates
+  bool wins_before = false;  // at shorter sequences; at higher rates
+  std::optional<double> at;  // nothing: the same all the way
 };
 
 struct Crossover {
-  std::string form, rival;            // rival: the fastest of explicit, absorbed and laga for these options
-  bool wins = false;                  // for these options
-  std::optional<Change> tokens;       // the first on the way from a token a rank up to 16 million in one sequence
-  std::optional<Change> bytes_per_s;  // the first on the way down from 1000 times the rate of the slowest link in use
-                                      // to a thousandth
+  std::string form, rival;  // rival: the fastest of explicit, absorbed and laga for these options
+  bool wins = false;        // for these options
+  Change tokens;            // the first on the way from a token a rank up to 16 million in each sequence of the batch
+  Change bytes_per_s;       // the first on the way down from 1000 times the rate of the slowest link in use to a
+                            // thousandth
 };
 
 // Of laga-q, ring and hybrid (its best split at each point), whether or not they fit in memory, each against the

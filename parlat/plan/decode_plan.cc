@@ -102,8 +102,8 @@ class StepModel {
         weight_bytes_(options.weight_element_bytes > 0 ? options.weight_element_bytes : element_bytes_),
         layers_(static_cast<double>(options.config.n_layers)),
         feed_forward_(feed_forward(options)),
-        sharing_(std::max(1.0, static_cast<double>(options.ranks / options.nodes) /
-                                   static_cast<double>(machine.ranks_at_full_rate))) {}
+        sharing_(std::max(1.0, static_cast<double>(options.ranks) /
+                                   static_cast<double>(options.nodes * machine.ranks_at_full_rate))) {}
 
   double cache_bytes_per_token(const LayerWork& work) const { return work.cache_elements * layers_ * element_bytes_; }
   double weight_bytes(const LayerWork& work) const {

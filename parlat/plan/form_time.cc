@@ -165,8 +165,22 @@ struct Estimate {
     plan.steps += times;
   }
 
+  // The hops of one pass, `hop_s` being what is computed in each. Backward, beside the latents, which are those of the
+  // forward pass, their gradients travel: behind what the latents leave of a hop, and at last home, behind nothing.
+  void pass(int64_t bytes, double hop_s) {
+    const int64_t hops = groups.groups - 1, latents = plan.costs.forward.send_recv, gradients = bytes - latents;
+    if (hops == 0) return;
+    const auto hop = [&](int64_t of_all) {
+      return pieces.exchange(static_cast<double>(of_all) / static_cast<double>(hops), pieces.hop_share());
+    };
+    wait(hop(latents), hop_s, hops);
+    if (gradients == 0) return;
+    wait(hop(gradients), std::max(0.0, hop_s - hop(latents)), hops - 1);
+    wait(hop(gradients), 0);
+  }
+
   // The exchanges of one pass; `gather_behind_s` and `hops_behind_s` are what is computed meanwhile. Groups gather once
-  // a hop, which nothing hides; backward, the latents and then the gradients that travel are a hop each.
+  // a hop, which nothing hides.
   void exchange(const SentBytes& sent, double gather_behind_s, double hops_behind_s) {
     const double share = pieces.share_between(groups.members), gather_share = pieces.gather_share(groups.members);
     const auto each = [](int64_t bytes, int64_t parts) {
@@ -176,10 +190,7 @@ struct Estimate {
     wait(pieces.exchange(each(sent.all_to_all, ways), share), 0, ways);
     wait(pieces.exchange(each(sent.all_gather, groups.groups), gather_share), gather_behind_s, groups.groups);
     wait(pieces.exchange(each(sent.reduce_scatter, groups.groups), gather_share), 0, groups.groups);
-    if (const int64_t hops = groups.groups - 1; hops > 0) {
-      wait(pieces.exchange(each(sent.send_recv, hops), pieces.hop_share()), hops_behind_s / each(groups.groups, 1),
-           hops);
-    }
+    pass(sent.send_recv, hops_behind_s / static_cast<double>(groups.groups));
     plan.between_bytes +=
         std::llround(share * each(sent.all_to_all, 1) + gather_share * each(sent.all_gather + sent.reduce_scatter, 1) +
                      pieces.hop_share() * each(sent.send_recv, 1));

@@ -34,6 +34,10 @@ void check(const Machine& machine, const TrainPlanOptions& options) {
   require_positive("batch", options.batch);
   machine.gemm_in(options.dtype);
   machine.attention_in(options.dtype);
+  if (options.attention.ring_groups != 0) {
+    validate_form(TrainForm::kHybrid, options.ranks, options.dims.n_heads, options.dims.d_q_latent.has_value(),
+                  options.attention);
+  }
   if (!products_fit(options)) {
     throw ConfigError(
         "sequence: expected sizes whose products stay below 2^63, got {} heads, {} x {} tokens and {} "
@@ -42,7 +46,7 @@ void check(const Machine& machine, const TrainPlanOptions& options) {
   }
 }
 
-// Every form, and hybrid in every split: groups of several ranks, several groups.
+// Every form, and hybrid in the split that is asked for or else in every one: groups of several ranks, several groups.
 std::vector<FormPlan> candidates(const TrainPlanOptions& options) {
   std::vector<FormPlan> plans;
   for (const TrainForm form : all_train_forms()) {
@@ -52,7 +56,8 @@ std::vector<FormPlan> candidates(const TrainPlanOptions& options) {
       plans.push_back(plan);
       continue;
     }
-    for (int64_t groups = 2; groups <= options.ranks / 2; ++groups) {
+    const int64_t asked = options.attention.ring_groups;
+    for (int64_t groups = asked > 0 ? asked : 2; groups <= (asked > 0 ? asked : options.ranks / 2); ++groups) {
       if (options.ranks % groups != 0 || options.ranks / groups > options.dims.n_heads) continue;
       plan.attention.ring_groups = groups;
       plan.label = fmt::format("{} {}x{}", name(form), groups, options.ranks / groups);

@@ -52,9 +52,9 @@ struct TrainPlan {
   std::string reason;          // one sentence
 };
 
-// Predicts every form (of hybrid: every split) on a machine. A form that cannot run says why and has no figures.
-// Throws ConfigError for sizes that are not positive, do not divide, or whose products leave 63 bits, and for a
-// description that lacks what is needed.
+// Predicts every form (of hybrid: every split, or that of options.attention.ring_groups) on a machine. A form that
+// cannot run says why and has no figures. Throws ConfigError for sizes that are not positive, do not divide, or whose
+// products leave 63 bits, and for a description that lacks what is needed.
 //   cost  O(ranks) for each form
 TrainPlan plan_train(const Machine& machine, const TrainPlanOptions& options);
 

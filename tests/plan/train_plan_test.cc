@@ -77,6 +77,19 @@ TEST(TrainPlan, HasEveryFormAndEverySplit) {
                                              "hybrid 4x4", "hybrid 8x2"));
 }
 
+TEST(TrainPlan, PlansTheSplitThatIsAskedFor) {
+  TrainPlanOptions options = v3_options(16, 2, 4096);
+  options.attention.ring_groups = 4;
+  std::vector<std::string> labels;
+  for (const FormPlan& form : plan_train(round_machine(), options).forms) labels.push_back(form.label);
+  EXPECT_THAT(labels, ::testing::ElementsAre("explicit", "absorbed", "laga", "laga-q", "ring", "hybrid 4x4"));
+  for (const int64_t groups : {-1, 3, 32}) {
+    options.attention.ring_groups = groups;
+    EXPECT_EQ(refusal(round_machine(), options),
+              fmt::format("form hybrid: expected ring-groups that divide the 16 sequence ranks, or 0, got {}", groups));
+  }
+}
+
 TEST(TrainPlan, ComputesWhatFlopsSay) {
   Machine machine = round_machine();
   machine.memory_bytes_per_s = 1e18;
@@ -116,7 +129,7 @@ TEST(TrainPlan, WaitsForTheSlowerLink) {
     const FormPlan laga = planned(machine, options, "laga");
     return static_cast<double>(laga.between_bytes) - static_cast<double>(laga.costs.forward.all_to_all) * 8 / 15;
   };
-  const auto shard = static_cast<double>(4096 / 16 * 576 * 2);
+  const double shard = 4096.0 / 16 * 576 * 2;
   EXPECT_NEAR(gathered(), 8 * shard, 2);
   machine.hierarchical_gather = true;
   EXPECT_NEAR(gathered(), shard, 2);
@@ -134,6 +147,16 @@ TEST(TrainPlan, HidesHopsBehindAttention) {
   const FormPlan half = planned(machine, options, "ring");
   EXPECT_NEAR(half.exchange_s, all / 2, 1e-9);  // a hop is shorter than its attention
   EXPECT_NEAR(half.hidden_s, all / 2, 1e-9);
+  // Backward, latents and gradients are 7 exchanges each, of which the gradients' last hides behind nothing.
+  options.backward = true;
+  const FormPlan both = planned(machine, options, "ring");
+  const auto latents = static_cast<double>(both.costs.forward.send_recv);
+  const double gradients = static_cast<double>(both.costs.backward.send_recv) - latents;
+  const double last = gradients / 7 / 1e9 + 1e-5, passes = (2 * latents + gradients) / 1e9 + 3 * 7e-5;
+  EXPECT_EQ(both.steps, 21);
+  EXPECT_NEAR(both.hidden_s, (passes - last) / 2, 1e-9);
+  EXPECT_NEAR(both.exchange_s, (passes + last) / 2, 1e-9);
+  options.backward = false;
   machine.overlap = 1;
   machine.within.bytes_per_s = 1e6;  // and now longer, by the rest
   const FormPlan slow = planned(machine, options, "ring");
@@ -216,8 +239,10 @@ TEST(TrainPlan, LargeSizesDoNotWrapAround) {
            {form.costs.forward.total(), form.costs.backward.total(), form.costs.paper_bytes, form.between_bytes}) {
         EXPECT_GE(bytes, 0);
       }
-      // About what the form's smallest shard implies: nothing was cut to 63 bits on the way.
-      EXPECT_GE(static_cast<double>(form.memory_bytes), static_cast<double>(form.costs.saved_bytes));
+      // Out, which every form keeps: nothing was cut to 63 bits on the way.
+      const double out = std::floor(1e7 / static_cast<double>(ranks)) * 128 * 128 * 2;
+      EXPECT_GE(static_cast<double>(form.costs.saved_bytes), out);
+      EXPECT_GE(form.memory_bytes, out);
     }
     EXPECT_TRUE(find(plan, "ring").runs);
     EXPECT_EQ(find(plan, "laga").runs, ranks <= 128);
@@ -233,9 +258,9 @@ TEST(TrainPlan, LargeSizesDoNotWrapAround) {
   EXPECT_THAT(refusal(machine, options), HasSubstr("sequence: expected sizes"));
 }
 
-TEST(Crossovers, LieWhereTheFasterFormChanges) {
+// Of the batch that is planned; where nothing changes, what holds for these options holds everywhere.
+void expect_crossovers(const TrainPlanOptions& options) {
   const Machine machine = load_machine("h800x8-roce");
-  const TrainPlanOptions options = v3_options(16, 2, 8192);
   const std::vector<Crossover> found = find_crossovers(machine, options);
   ASSERT_EQ(found.size(), 3U);  // laga-q, ring, hybrid
   const auto is_rival = [](TrainForm form) {
@@ -251,26 +276,35 @@ TEST(Crossovers, LieWhereTheFasterFormChanges) {
   };
   int checked = 0;
   for (const Crossover& at : found) {
-    SCOPED_TRACE(at.form);
+    SCOPED_TRACE(fmt::format("{}, batch {}", at.form, options.batch));
+    EXPECT_TRUE(at.tokens.at || at.tokens.wins_before == at.wins);
+    EXPECT_TRUE(at.bytes_per_s.at || at.bytes_per_s.wins_before == at.wins);
     EXPECT_EQ(at.wins, wins(machine, options, at.form));
-    if (at.tokens) {
+    if (at.tokens.at) {
       TrainPlanOptions there = options;
-      there.sequence = std::llround(at.tokens->at * 1.03);
-      EXPECT_EQ(wins(machine, there, at.form), at.tokens->wins_beyond);
-      there.sequence = std::llround(at.tokens->at / 1.03);
-      EXPECT_NE(wins(machine, there, at.form), at.tokens->wins_beyond);
+      there.sequence = std::llround(*at.tokens.at * 1.03);
+      EXPECT_EQ(wins(machine, there, at.form), !at.tokens.wins_before);
+      there.sequence = std::llround(*at.tokens.at / 1.03);
+      EXPECT_NE(wins(machine, there, at.form), !at.tokens.wins_before);
       ++checked;
     }
-    if (at.bytes_per_s) {
+    if (at.bytes_per_s.at) {
       Machine there = machine;
-      there.between->bytes_per_s = at.bytes_per_s->at / 1.03;
-      EXPECT_EQ(wins(there, options, at.form), at.bytes_per_s->wins_beyond);
-      there.between->bytes_per_s = at.bytes_per_s->at * 1.03;
-      EXPECT_NE(wins(there, options, at.form), at.bytes_per_s->wins_beyond);
+      there.between->bytes_per_s = *at.bytes_per_s.at / 1.03;
+      EXPECT_EQ(wins(there, options, at.form), !at.bytes_per_s.wins_before);
+      there.between->bytes_per_s = *at.bytes_per_s.at * 1.03;
+      EXPECT_NE(wins(there, options, at.form), !at.bytes_per_s.wins_before);
       ++checked;
     }
   }
   EXPECT_GT(checked, 0);
+}
+
+TEST(Crossovers, LieWhereTheFasterFormChanges) {
+  TrainPlanOptions options = v3_options(16, 2, 8192);
+  expect_crossovers(options);
+  options.batch = 4;
+  expect_crossovers(options);
 }
 
 }  // namespace
