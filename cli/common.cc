@@ -49,8 +49,10 @@ int launched_rank() {
   return 0;
 }
 
-// Before anything is measured, not after.
+}  // namespace
+
 void require_writable(const std::filesystem::path& file) {
+  if (file.empty()) return;
   std::error_code ignored;
   const bool there = std::filesystem::exists(file, ignored);
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
@@ -59,8 +61,6 @@ void require_writable(const std::filesystem::path& file) {
     throw DataError("{}: cannot be written: {}", file.string(), std::strerror(errno));
   }
 }
-
-}  // namespace
 
 void add_common_options(CLI::App& command, CommonOptions& options) {
   command.add_option("--ranks", options.ranks, "local:N (threads of this process) or mpi (under mpirun)")
@@ -79,7 +79,7 @@ void add_common_options(CLI::App& command, CommonOptions& options) {
 
 void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body) {
   set_quiet(options.quiet);
-  if (!options.json.empty() && launched_rank() == 0) require_writable(options.json);
+  if (launched_rank() == 0) require_writable(options.json);
   const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3))};
   if (options.ranks == "mpi") return run_mpi_rank(body, options.threads, comm);
   run_local_ranks(parse_local_ranks(options.ranks), body, options.threads, comm);

@@ -55,6 +55,8 @@ void print_table(std::vector<std::vector<std::string>> rows);
 // DataError where what was printed could not be written (a full disk).
 void flush_stdout();
 
+// DataError, before anything is measured or printed, where a --json cannot be written; nothing for an empty path.
+void require_writable(const std::filesystem::path& file);
 // The record of a run (parlat/bench/record.h) into the file that --json names; without --json nothing.
 void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,
                   const nlohmann::json& rows);

@@ -77,6 +77,7 @@ nlohmann::json to_json(const LayoutPlan& plan, const DecodePlanOptions& options,
 }
 
 void run(const Flags& flags) {
+  require_writable(flags.common.json);
   const Machine machine = load_machine(flags.machine);
   DecodePlanOptions options = decode_options(flags);
   std::vector<std::vector<LayoutPlan>> by_context;  // before anything is printed
@@ -107,6 +108,9 @@ void run(const Flags& flags) {
     }
     fmt::print("\n");
     print_table(table);
+    if (std::all_of(plans.begin(), plans.end(), [](const LayoutPlan& plan) { return plan.steps.empty(); })) {
+      fmt::print("nothing fits: more ranks, shorter contexts, or smaller weights (--weights fp8)\n");
+    }
   }
   write_record(
       flags.common, "plan decode",
