@@ -107,6 +107,13 @@ int64_t attention_gradient_bytes(const FormPlan& plan, const TrainPlanOptions& o
   return (outside + query + tokens * taken) * element_bytes;
 }
 
+// All that there is, what attention saved being free, when the gradient of a query projection without a latent has been
+// made: it, the gradients of query and input, and the layer's output.
+int64_t query_projection_bytes(const MlaDims& d, int64_t local, int64_t element_bytes) {
+  if (d.d_q_latent) return 0;  // that of w_o is larger
+  return (d.n_heads * d.d_qk() * (local + d.d_model) + 2 * local * d.d_model) * element_bytes;
+}
+
 void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
   const int64_t element_bytes = dtype_bytes(options.dtype);
   const int64_t local = options.batch * even_share(options.sequence, options.ranks, 0).size();
@@ -114,6 +121,7 @@ void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
   if (options.backward) {
     plan.peak_bytes += std::max(output_gradient_bytes(options.dims, local, element_bytes),
                                 attention_gradient_bytes(plan, options, local, element_bytes));
+    plan.peak_bytes = std::max(plan.peak_bytes, query_projection_bytes(options.dims, local, element_bytes));
   }
   plan.memory_bytes = static_cast<double>(options.layers - 1) * static_cast<double>(plan.costs.saved_bytes) +
                       static_cast<double>(plan.peak_bytes);

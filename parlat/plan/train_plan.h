@@ -35,7 +35,8 @@ struct FormPlan {
   FormCosts costs = {};
   int64_t between_bytes = 0;  // of those sent, what crosses to other nodes
   // costs.saved_bytes and, on top of it, the gradients that exist at the worse of two moments: when the gradient of w_o
-  // has been made, and when attention's backward pass ends. Without what kernels need for a block at a time.
+  // has been made, and when attention's backward pass ends; or, without a query latent, the gradients alone when that
+  // of the query's projection has been made, if they are more. Without what kernels need for a block at a time.
   int64_t peak_bytes = 0;
   double memory_bytes = 0;  // peak of one layer above the saved tensors of all
   double compute_s = 0;
