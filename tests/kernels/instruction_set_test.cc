@@ -10,7 +10,9 @@ class ChosenSet final : public ::testing::Environment {
   void SetUp() override { apply_instruction_set(); }
 };
 
-const ::testing::Environment* const kChosenSet = ::testing::AddGlobalTestEnvironment(new ChosenSet);
+const ::testing::Environment* const kChosenSet = []() noexcept {
+  return ::testing::AddGlobalTestEnvironment(new ChosenSet);
+}();
 
 }  // namespace
 }  // namespace parlat
