@@ -10,9 +10,8 @@ class ChosenSet final : public ::testing::Environment {
   void SetUp() override { apply_instruction_set(); }
 };
 
-const ::testing::Environment* const kChosenSet = []() noexcept {
-  return ::testing::AddGlobalTestEnvironment(new ChosenSet);
-}();
+// As gtest registers tests. NOLINTNEXTLINE(bugprone-throwing-static-initialization)
+const ::testing::Environment* const kChosenSet = ::testing::AddGlobalTestEnvironment(new ChosenSet);
 
 }  // namespace
 }  // namespace parlat
