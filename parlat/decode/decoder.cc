@@ -1,7 +1,7 @@
 #include "parlat/decode/decoder.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "parlat/base/error.h"
 #include "parlat/decode/attend.h"
@@ -9,7 +9,6 @@
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/few_rows.h"
 #include "parlat/mla/projections.h"
-#include "parlat/mla/rms_rows.h"
 
 namespace parlat {
 
@@ -17,7 +16,7 @@ namespace {
 
 Tensor normed(const Tensor& x_nd, const Tensor& weight, double eps) {
   const Tensor out = at::empty(x_nd.sizes(), x_nd.options());
-  rms_rows(x_nd, weight, eps, out);
+  norm_rows(x_nd, weight, eps, out);
   return out;
 }
 
@@ -105,7 +104,7 @@ Tensor Decoder::prefill(Prefill& state, const std::vector<int64_t>& tokens) {
 }
 
 Tensor Decoder::run(const std::vector<int64_t>& tokens, const Tensor& positions_n, Step& step) {
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode inference;
   const MlaSpec& spec = shard_.config.mla;
   step.rope = rope_table(spec.rope, spec.dims.d_rope, positions_n.unsqueeze(0));
   if (step.local_rows.size() < tokens.size()) step.local_n = at::tensor(step.local_rows, at::kLong);
@@ -129,44 +128,47 @@ Tensor Decoder::embed(const std::vector<int64_t>& tokens) {
 Tensor Decoder::layers(Tensor x_nD, const Step& step) {
   for (size_t i = 0; i < shard_.layers.size(); ++i) {
     const LayerShard& layer = shard_.layers[i];
-    x_nD = x_nD + attention(i, normed(x_nD, layer.attention_norm, shard_.config.rms_norm_eps), step);
-    x_nD = x_nD + feed_forward(layer, normed(x_nD, layer.mlp_norm, shard_.config.rms_norm_eps));
+    x_nD.add_(attention(i, normed(x_nD, layer.attention_norm, shard_.config.rms_norm_eps), step));
+    x_nD.add_(feed_forward(layer, normed(x_nD, layer.mlp_norm, shard_.config.rms_norm_eps)));
   }
   return normed(x_nD, shard_.final_norm, shard_.config.rms_norm_eps);
 }
 
 Tensor Decoder::attention(int64_t layer, const Tensor& x_nD, const Step& step) {
   const AttentionShard& a = shard_.layers[layer].attention;
-  const Tensor latent_nd = latent(a, x_nD, step.rope);
-  const Tensor q_nhd = query(a, x_nD, step.rope);
-  store(layer, latent_nd, step);
+  const MlaDims& d = a.mla.dims();
+  const std::vector<Tensor> down = project_rows(x_nD, {a.mla.w_dkv, d.d_q_latent ? a.mla.w_dq : a.mla.w_uq});
+  finish_latent(a, down[0], step.rope);
+  store(layer, down[0], step);
+  const Tensor q_nhd = query(a, down[1], step.rope);
   const Tensor partial_nD =
-      step.prefill ? exact_attention(layer, q_nhd, latent_nd, step) : sliced_attention(layer, q_nhd, step);
+      step.prefill ? exact_attention(layer, q_nhd, down[0], step) : sliced_attention(layer, q_nhd, step);
   return sum_over_ranks(partial_nD, "decode attention");
 }
 
-Tensor Decoder::query(const AttentionShard& a, const Tensor& x_nD, const RopeTable& rope) const {
+// From c_q before its norm, or from what w_uq gave of a model without one.
+Tensor Decoder::query(const AttentionShard& a, Tensor projected, const RopeTable& rope) const {
   const MlaDims& d = a.mla.dims();
-  const Tensor c_q =
-      d.d_q_latent ? normed(project_rows(x_nD, a.mla.w_dq), a.mla.q_norm, a.mla.spec.inner_norm_eps) : x_nD;
-  const Tensor q_nhd = project_rows(c_q, a.mla.w_uq).view({x_nD.size(0), d.n_heads, d.d_qk()});
+  if (d.d_q_latent) {
+    norm_rows(projected, a.mla.q_norm, a.mla.spec.inner_norm_eps, projected);
+    projected = project_rows(projected, a.mla.w_uq);
+  }
+  const Tensor q_nhd = projected.view({projected.size(0), d.n_heads, d.d_qk()});
   rotate(q_nhd.narrow(2, d.d_nope, d.d_rope).unsqueeze(0), rope, Rotation::kForward);
   return q_nhd;
 }
 
-// [n, L + R]: normalised c_kv, rotated k_rope; the whole of it, on every rank.
-Tensor Decoder::latent(const AttentionShard& a, const Tensor& x_nD, const RopeTable& rope) const {
+// [n, L + R], in place: normalised c_kv, rotated k_rope; the whole of it, on every rank.
+void Decoder::finish_latent(const AttentionShard& a, const Tensor& latent_nd, const RopeTable& rope) const {
   const MlaDims& d = a.mla.dims();
-  const Tensor latent_nd = project_rows(x_nD, a.mla.w_dkv);
   const Tensor c_kv = latent_nd.narrow(1, 0, d.d_latent);
   if (options_.slice_norm && a.store_wL.defined()) {
     // c_kv_raw * kv_norm; store() divides what it keeps by its own RMS.
     c_kv.mul_(a.mla.kv_norm);
   } else {
-    c_kv.copy_(normed(c_kv.contiguous(), a.mla.kv_norm, a.mla.spec.inner_norm_eps));
+    norm_rows(c_kv, a.mla.kv_norm, a.mla.spec.inner_norm_eps, c_kv);
   }
   rotate(latent_nd.narrow(1, d.d_latent, d.d_rope).unsqueeze(0).unsqueeze(2), rope, Rotation::kForward);
-  return latent_nd;
 }
 
 void Decoder::store(int64_t layer, const Tensor& latent_nd, const Step& step) {
@@ -191,13 +193,18 @@ void Decoder::import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd) {
 Tensor Decoder::sliced_attention(int64_t layer, const Tensor& q_nhd, const Step& step) {
   const AttentionShard& a = shard_.layers[layer].attention;
   const MlaDims& d = a.mla.dims();
-  const Tensor absorbed = project_heads(q_nhd.narrow(2, 0, d.d_nope), a.key_map_hwN);
-  const Tensor q = at::cat({absorbed, q_nhd.narrow(2, d.d_nope, d.d_rope)}, 2).mul_(a.mla.spec.softmax_scale());
+  const int64_t n = q_nhd.size(0), n_heads = q_nhd.size(1);
+  const Tensor q = at::empty({n, n_heads, a.width + d.d_rope}, at::kFloat);
+  project_heads(q_nhd.narrow(2, 0, d.d_nope), a.key_map_hwN, q.narrow(2, 0, a.width));
+  q.narrow(2, a.width, d.d_rope).copy_(q_nhd.narrow(2, d.d_nope, d.d_rope));
+  q.mul_(a.mla.spec.softmax_scale());
   const PagedLatents seen = cache_.view(layer, step.slots, step.lengths);
   const Tensor out_nhw = shard_.placement.tokens_split
                              ? attend_own_tokens(q, seen, d.d_rope, shard_.config.mla.dims.n_heads, *members_)
                              : attend_all_tokens(q, seen, d.d_rope);
-  return project_rows(project_heads(out_nhw, a.value_map_hVw).flatten(1), a.mla.w_o);
+  const Tensor out_nhV = at::empty({n, n_heads, d.d_v}, at::kFloat);
+  project_heads(out_nhw, a.value_map_hVw, out_nhV);
+  return project_rows(out_nhV.flatten(1), a.mla.w_o);
 }
 
 Tensor Decoder::exact_attention(int64_t layer, const Tensor& q_nhd, const Tensor& latent_nd, const Step& step) {
@@ -231,7 +238,7 @@ Tensor Decoder::sum_over_ranks(Tensor partial, const char* what) {
 }
 
 Tensor Decoder::logits(const Tensor& hidden_mD) {
-  const at::NoGradGuard no_grad;
+  const c10::InferenceMode inference;
   const Tensor own = project_rows(hidden_mD, shard_.head);
   std::vector<Tensor> all;
   for (int p = 0; p < comm_.size(); ++p) {

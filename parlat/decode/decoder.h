@@ -72,8 +72,8 @@ class Decoder {
   Tensor embed(const std::vector<int64_t>& tokens);
   Tensor layers(Tensor x_nD, const Step& step);
   Tensor attention(int64_t layer, const Tensor& x_nD, const Step& step);
-  Tensor query(const AttentionShard& a, const Tensor& x_nD, const RopeTable& rope) const;
-  Tensor latent(const AttentionShard& a, const Tensor& x_nD, const RopeTable& rope) const;
+  Tensor query(const AttentionShard& a, Tensor projected, const RopeTable& rope) const;
+  void finish_latent(const AttentionShard& a, const Tensor& latent_nd, const RopeTable& rope) const;
   void store(int64_t layer, const Tensor& latent_nd, const Step& step);
   Tensor sliced_attention(int64_t layer, const Tensor& q_nhd, const Step& step);
   Tensor exact_attention(int64_t layer, const Tensor& q_nhd, const Tensor& latent_nd, const Step& step);

@@ -8,7 +8,8 @@
 namespace parlat {
 
 Tensor partial_mlp(const MlpWeights& w, const Tensor& x_nD) {
-  return project_rows(at::silu(project_rows(x_nD, w.w_gate)).mul_(project_rows(x_nD, w.w_up)), w.w_down);
+  std::vector<Tensor> hidden = project_rows(x_nD, {w.w_gate, w.w_up});
+  return project_rows(at::silu_(hidden[0]).mul_(hidden[1]), w.w_down);
 }
 
 Tensor partial_experts(const MoeSpec& spec, const MoeWeights& w, const Tensor& x_nD) {

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
+#include <cstring>
 #include <limits>
 
 #include "parlat/base/error.h"
@@ -53,13 +55,19 @@ void LatentCache::release(int64_t slot) {
 }
 
 void LatentCache::write(int64_t layer, const Tensor& rows_nd, const std::vector<Place>& places) {
-  std::vector<int64_t> indices;
+  if (places.empty()) return;
+  const Tensor& stored = layers_[layer];
+  check_shape(rows_nd, {static_cast<int64_t>(places.size()), stored.size(1)}, "rows");
+  const Tensor rows = rows_nd.to(stored.scalar_type()).contiguous();
+  const int64_t bytes = stored.size(1) * stored.element_size();
+  const auto* from = static_cast<const std::byte*>(rows.const_data_ptr());
+  auto* const to = static_cast<std::byte*>(stored.mutable_data_ptr());
   for (const auto& [slot, row] : places) {
     PARLAT_ASSERT(row / kPageTokens < static_cast<int64_t>(slots_[slot].pages.size()), "row {} of slot {}", row, slot);
-    indices.push_back(slots_[slot].pages[row / kPageTokens] * kPageTokens + row % kPageTokens);
+    const int64_t index = slots_[slot].pages[row / kPageTokens] * kPageTokens + row % kPageTokens;
+    std::memcpy(to + index * bytes, from, bytes);
+    from += bytes;
   }
-  if (indices.empty()) return;
-  layers_[layer].index_copy_(0, at::tensor(indices, at::kLong), rows_nd.to(layers_[layer].scalar_type()));
 }
 
 PagedLatents LatentCache::view(int64_t layer, const std::vector<int64_t>& slots, std::vector<int64_t> lengths) const {

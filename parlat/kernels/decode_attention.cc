@@ -127,7 +127,9 @@ PartialAttention decode_attention(const Tensor& q_nhd, const PagedLatents& cache
   float* const out = result.out_nhw.mutable_data_ptr<float>();
   float* const lse = result.lse_nh.mutable_data_ptr<float>();
   const int64_t blocks = (n_heads + kHeadBlock - 1) / kHeadBlock;
-  at::parallel_for(0, n * n_heads, 8, [&](int64_t begin, int64_t end) {
+  // A thread is worth waking for some 32K numbers.
+  const int64_t numbers_a_row = width * (1 + plan.n_parts / std::max<int64_t>(1, n * blocks));
+  at::parallel_for(0, n * n_heads, 1 + 32768 / numbers_a_row, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t head = row % n_heads, block = row / n_heads * blocks + head / kHeadBlock;
       merge_parts(parts, plan.parts[block], head % kHeadBlock, width, out + row * width, lse + row);

@@ -93,7 +93,14 @@ TEST_P(EveryInstructionSet, ProjectionsAgreeWithTheDefinition) {
       const Tensor x = seeded_normal({m, 3, 77}, 1.0, 3, "x"), w = seeded_normal({3, 13, 77}, 1.0, 3, "w").to(dtype);
       const Tensor want = at::einsum("mhk,hnk->mhn", {x.to(at::kDouble), w.to(at::kDouble)});
       const Tolerance tolerance = Tolerance::rounding(at::kFloat, 77, 1);
-      EXPECT_CLOSE(project_heads(x, w), want, tolerance);
+      const Tensor wide = at::zeros({m, 3, 20});  // results are columns of a wider matrix
+      project_heads(x, w, wide.narrow(2, 4, 13));
+      EXPECT_CLOSE(wide.narrow(2, 4, 13), want, tolerance);
+      EXPECT_TRUE(wide.narrow(2, 0, 4).eq(0).all().item<bool>() && wide.narrow(2, 17, 3).eq(0).all().item<bool>());
+      // One x through several weights: the bits of each alone.
+      const Tensor one = x.select(1, 0).contiguous();
+      const std::vector<Tensor> both = project_rows(one, {w[0], w[2].narrow(0, 0, 5)});
+      EXPECT_TRUE(both[0].equal(project_rows(one, w[0])) && both[1].equal(project_rows(one, w[2].narrow(0, 0, 5))));
       EXPECT_CLOSE(project_rows(x.select(1, 1).contiguous(), w[1]), want.select(1, 1), tolerance);
       // Rows that lie apart, as a view of a wider matrix.
       EXPECT_CLOSE(
@@ -101,6 +108,16 @@ TEST_P(EveryInstructionSet, ProjectionsAgreeWithTheDefinition) {
           at::matmul(x.select(1, 1).narrow(1, 0, 70).to(at::kDouble), w[1].narrow(1, 0, 70).t().to(at::kDouble)),
           tolerance);
     }
+  }
+}
+
+TEST(NormRows, AgreesWithItsDefinitionWhereverTheRowsLie) {
+  for (const int64_t d : {1, 7, 8, 77}) {
+    const Tensor x = seeded_normal({5, d + 3}, 1.0, 3, "x"), weight = seeded_normal({d}, 1.0, 3, "weight");
+    const Tensor rows = x.narrow(1, 2, d), wide = rows.to(at::kDouble);
+    const Tensor want = wide * (wide.square().mean(1, true) + 1e-6).rsqrt() * weight.to(at::kDouble);
+    norm_rows(rows, weight, 1e-6, rows);
+    EXPECT_CLOSE(rows, want, Tolerance::rounding(at::kFloat, d, 2));
   }
 }
 
