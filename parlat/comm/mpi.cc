@@ -1,12 +1,14 @@
 // Ranks as processes under mpirun. Blocks travel as bytes by Isend and Irecv; waiting polls, so that a failed or silent
-// peer ends the wait. MPI is called from one thread only.
+// peer ends the wait. A rank calls MPI from one thread; while its exchanges are under way, another keeps them moving.
 #include <ATen/ATen.h>
 #include <mpi.h>
 #include <sched.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <numeric>
 #include <thread>
 
@@ -53,18 +55,73 @@ class Backoff {
   int pauses_ = 0;
 };
 
+// MPI moves bytes only while somebody calls it: without this thread an exchange would stand still while its rank
+// computes. It sleeps while nothing is under way. The interval is what a fast wire needs to be kept busy from the
+// buffers of a socket, for about 1 % of a core.
+class Progress {
+ public:
+  explicit Progress(MPI_Comm comm) : comm_(comm), thread_([this] { run(); }) {}
+  ~Progress() {
+    change([this] { stop_ = true; });
+    thread_.join();
+  }
+
+  // An exchange is under way for as long as this lives.
+  std::shared_ptr<void> under_way() {
+    change([this] { ++count_; });
+    return {nullptr, [this](void*) { change([this] { --count_; }); }};
+  }
+
+ private:
+  static constexpr auto kInterval = std::chrono::microseconds(300);
+
+  template <typename Change>
+  void change(const Change& apply) {
+    const std::lock_guard lock(mutex_);
+    apply();
+    changed_.notify_one();
+  }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      if (count_ == 0) {
+        changed_.wait(lock);
+        continue;
+      }
+      lock.unlock();
+      int there = 0;
+      MPI_Iprobe(MPI_ANY_SOURCE, kFailed, comm_, &there, MPI_STATUS_IGNORE);
+      std::this_thread::sleep_for(kInterval);
+      lock.lock();
+    }
+  }
+
+  const MPI_Comm comm_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses all of the above
+};
+
 // This process among all of them: who failed, and the channel that tells it. A process is one rank of one MPI job, so
 // there is one.
 class Job {
  public:
   Job() {
     int provided = 0;
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init");
     check(MPI_Comm_dup(MPI_COMM_WORLD, &control_), "MPI_Init");
     check(MPI_Comm_set_errhandler(control_, MPI_ERRORS_RETURN), "MPI_Init");
     MPI_Comm_rank(control_, &rank_);
     MPI_Comm_size(control_, &size_);
+    // An MPI built without threads leaves exchanges to whoever waits.
+    if (provided == MPI_THREAD_MULTIPLE) progress_ = std::make_unique<Progress>(control_);
   }
+
+  // Held by an exchange while it is under way.
+  std::shared_ptr<void> under_way() const { return progress_ ? progress_->under_way() : nullptr; }
 
   // The first failure that this rank knows of counts; its own is told to the others.
   void fail(const std::string& reason) {
@@ -98,6 +155,7 @@ class Job {
   }
 
   void finalize() {
+    progress_.reset();
     MPI_Comm_free(&control_);
     MPI_Finalize();
   }
@@ -139,6 +197,7 @@ class Job {
   int sender_ = -1;
   std::string text_;
   std::vector<Tensor> stranded_;
+  std::unique_ptr<Progress> progress_;
 };
 
 std::shared_ptr<Job>& job() {
@@ -158,6 +217,7 @@ struct Pending {
   std::vector<Tensor> send, receive;
   std::vector<MPI_Request> requests;
   std::vector<Message> messages;  // of each request
+  std::shared_ptr<void> under_way;
 };
 
 class MpiCommunicator final : public Communicator {
@@ -222,11 +282,19 @@ class MpiCommunicator final : public Communicator {
 
 Handle MpiCommunicator::do_exchange(std::vector<Tensor> send, std::vector<Tensor> receive, const std::string& what) {
   job_->throw_if_failed(what);
+  for (const Tensor& tensor : send) {
+    if (!tensor.defined() || !tensor.is_meta()) continue;
+    throw ConfigError(
+        "'{}': expected tensors with values between processes, got shapes alone; a dry run takes "
+        "--ranks local:N",
+        what);
+  }
   const auto pending = std::make_shared<Pending>();
   pending->what = what;
   pending->send = std::move(send);
   pending->receive = std::move(receive);
   start(*pending);
+  pending->under_way = job_->under_way();
   return Handle([this, pending] { finish(*pending); });
 }
 

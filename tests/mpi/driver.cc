@@ -5,6 +5,7 @@
 //   order           rank 1 issues another exchange than the others
 //   short | long    rank 0 sends less, or more, than rank 1 expects
 //   none | extra    rank 0 sends nothing that rank 1 expects, or something that it does not
+//   overlap         rank 1 starts an exchange and computes for 4 s; rank 0 prints for how many ms it waited
 //   pace COUNT      milliseconds of one all_reduce of COUNT floats, for measurements by hand
 #include <signal.h>
 #include <unistd.h>
@@ -72,9 +73,23 @@ void pace(Communicator& comm, int64_t count) {
   if (comm.rank() == 0) std::printf("%.4f ms\n", spent.count() / repetitions);
 }
 
+void overlap(Communicator& comm) {
+  const Tensor send = at::ones({8'000'000}), receive = at::empty_like(send);  // far beyond any buffer on the way
+  comm.barrier("start");
+  const auto start = std::chrono::steady_clock::now();
+  const auto milliseconds = [&] {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  };
+  Handle exchange = comm.send_recv(send, 1 - comm.rank(), receive, 1 - comm.rank(), "latents");
+  while (comm.rank() == 1 && milliseconds() < 4000) continue;
+  exchange.wait();
+  if (comm.rank() == 0) std::printf("%.0f\n", milliseconds());
+}
+
 int run(const std::string& ranks, const std::string& mode, int64_t count) {
   const auto body = [&](Communicator& comm) {
     if (mode == "digests") return print_digests(comm);
+    if (mode == "overlap") return overlap(comm);
     if (mode == "pace") return pace(comm, count);
     fail_as(mode, comm);
   };
