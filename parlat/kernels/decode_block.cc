@@ -57,14 +57,14 @@ inline PageRows page_rows(const DecodeBlock& b, int64_t row, DecodeScratch& scra
   return page;
 }
 
-// scores[t][h] = q[h] . rows[t] for kTokens rows from row t0 on.
-template <int64_t kTokens>
+// scores[t][h] = q[h] . rows[t] for kTokens rows from row t0 on and kVectors vectors of heads.
+template <int64_t kTokens, int64_t kVectors>
 HWY_INLINE void score_rows(const PageRows& page, int64_t t0, int64_t d, DecodeScratch& scratch) {
   const Floats floats;
   const float* const rows = page.rows + t0 * page.stride;
-  Vector sum[kTokens][kHeadVectors];
+  Vector sum[kTokens][kVectors];
   for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t v = 0; v < kHeadVectors; ++v) sum[t][v] = hn::Zero(floats);
+    for (int64_t v = 0; v < kVectors; ++v) sum[t][v] = hn::Zero(floats);
   }
   for (int64_t begin = 0; begin < d; begin += page.line_columns) {
     // A line of the next page's rows for as many columns as it holds.
@@ -75,27 +75,40 @@ HWY_INLINE void score_rows(const PageRows& page, int64_t t0, int64_t d, DecodeSc
     }
     const int64_t end = std::min(begin + page.line_columns, d);
     for (int64_t j = begin; j < end; ++j) {
-      Vector q[kHeadVectors];
-      for (int64_t v = 0; v < kHeadVectors; ++v) {
+      Vector q[kVectors];
+      for (int64_t v = 0; v < kVectors; ++v) {
         q[v] = hn::Load(floats, scratch.q_transposed.get() + j * kHeadBlock + v * kLanes);
       }
       for (int64_t t = 0; t < kTokens; ++t) {
         const Vector row = hn::Set(floats, rows[t * page.stride + j]);
-        for (int64_t v = 0; v < kHeadVectors; ++v) sum[t][v] = hn::MulAdd(row, q[v], sum[t][v]);
+        for (int64_t v = 0; v < kVectors; ++v) sum[t][v] = hn::MulAdd(row, q[v], sum[t][v]);
       }
     }
   }
   float* const scores = scratch.scores.get() + t0 * kHeadBlock;
   for (int64_t t = 0; t < kTokens; ++t) {
-    for (int64_t v = 0; v < kHeadVectors; ++v) hn::Store(sum[t][v], floats, scores + t * kHeadBlock + v * kLanes);
+    for (int64_t v = 0; v < kVectors; ++v) hn::Store(sum[t][v], floats, scores + t * kHeadBlock + v * kLanes);
   }
 }
 
+template <int64_t kVectors>
 HWY_INLINE void score_page(const PageRows& page, int64_t d, DecodeScratch& scratch) {
-  constexpr int64_t kTokens = std::max<int64_t>(1, 12 / kHeadVectors);
+  constexpr int64_t kTokens = std::max<int64_t>(1, 12 / kVectors);
   int64_t t = 0;
-  for (; t + kTokens <= page.count; t += kTokens) score_rows<kTokens>(page, t, d, scratch);
-  for (; t < page.count; ++t) score_rows<1>(page, t, d, scratch);
+  for (; t + kTokens <= page.count; t += kTokens) score_rows<kTokens, kVectors>(page, t, d, scratch);
+  // A whole page leaves a few: one at a time they would wait for their own sums.
+  for (; t + 4 <= page.count; t += 4) score_rows<4, kVectors>(page, t, d, scratch);
+  for (; t < page.count; ++t) score_rows<1, kVectors>(page, t, d, scratch);
+}
+
+// Half a block of heads is scored as half a block: a rank may have no more.
+HWY_INLINE void score_page(const PageRows& page, int64_t d, int64_t n_heads, DecodeScratch& scratch) {
+  constexpr int64_t kHalf = std::max<int64_t>(1, kHeadVectors / 2);
+  if (n_heads <= kHalf * kLanes) {
+    score_page<kHalf>(page, d, scratch);
+  } else {
+    score_page<kHeadVectors>(page, d, scratch);
+  }
 }
 
 // Scores become exp(score - new maximum); max, sum and scale (of what was summed before) follow.
@@ -153,7 +166,9 @@ HWY_INLINE void add_tile(const DecodeBlock& b, const PageRows& page, int64_t hea
 // All heads: these columns of a page then lie in the nearest cache.
 template <int64_t kVectors>
 HWY_INLINE void add_columns(const DecodeBlock& b, const PageRows& page, int64_t column, const DecodeScratch& scratch) {
+  constexpr int64_t kHeads = kVectors == 1 ? 8 : 6;
   int64_t head = 0;
+  for (; head + kHeads <= b.n_heads; head += kHeads) add_tile<kHeads, kVectors>(b, page, head, column, scratch);
   for (; head + 4 <= b.n_heads; head += 4) add_tile<4, kVectors>(b, page, head, column, scratch);
   for (; head < b.n_heads; ++head) add_tile<1, kVectors>(b, page, head, column, scratch);
 }
@@ -169,7 +184,7 @@ HWY_INLINE void add_column(const DecodeBlock& b, const PageRows& page, int64_t c
 }
 
 HWY_INLINE void add_page(const DecodeBlock& b, const PageRows& page, const DecodeScratch& scratch) {
-  constexpr int64_t kVectors = 3;
+  constexpr int64_t kVectors = 2;
   int64_t column = 0;
   for (; column + kVectors * kLanes <= b.width; column += kVectors * kLanes) {
     add_columns<kVectors>(b, page, column, scratch);
@@ -190,7 +205,7 @@ void decode_block_of_this_target(const DecodeBlock& b, DecodeScratch& scratch) {
 
   for (int64_t row = b.range.begin; row < b.range.end;) {
     const PageRows page = page_rows(b, row, scratch);
-    score_page(page, d, scratch);
+    score_page(page, d, b.n_heads, scratch);
     softmax_page(b, page.count, scratch);
     add_page(b, page, scratch);
     row += page.count;
