@@ -162,12 +162,7 @@ Tensor Decoder::query(const AttentionShard& a, Tensor projected, const RopeTable
 void Decoder::finish_latent(const AttentionShard& a, const Tensor& latent_nd, const RopeTable& rope) const {
   const MlaDims& d = a.mla.dims();
   const Tensor c_kv = latent_nd.narrow(1, 0, d.d_latent);
-  if (options_.slice_norm && a.store_wL.defined()) {
-    // c_kv_raw * kv_norm; store() divides what it keeps by its own RMS.
-    c_kv.mul_(a.mla.kv_norm);
-  } else {
-    norm_rows(c_kv, a.mla.kv_norm, a.mla.spec.inner_norm_eps, c_kv);
-  }
+  norm_rows(c_kv, a.mla.kv_norm, a.mla.spec.inner_norm_eps, c_kv);
   rotate(latent_nd.narrow(1, d.d_latent, d.d_rope).unsqueeze(0).unsqueeze(2), rope, Rotation::kForward);
 }
 
@@ -176,18 +171,27 @@ void Decoder::store(int64_t layer, const Tensor& latent_nd, const Step& step) {
   const MlaDims& d = a.mla.dims();
   Tensor own_nd = step.local_n.defined() ? latent_nd.index_select(0, step.local_n) : latent_nd;
   if (a.store_wL.defined()) {
-    Tensor z_nw = project_rows(own_nd.narrow(1, 0, d.d_latent), a.store_wL);
-    if (options_.slice_norm)
-      z_nw = z_nw * (z_nw.square().mean(1, /*keepdim=*/true) + a.mla.spec.inner_norm_eps).rsqrt();
+    const Tensor z_nw = project_rows(own_nd.narrow(1, 0, d.d_latent), a.store_wL);
     own_nd = at::cat({z_nw, own_nd.narrow(1, d.d_latent, d.d_rope)}, 1);
   }
-  cache_.write(layer, own_nd, step.places);
+  keep(layer, own_nd, step.places);
+}
+
+void Decoder::keep(int64_t layer, Tensor rows_nd, const std::vector<LatentCache::Place>& places) {
+  const AttentionShard& a = shard_.layers[layer].attention;
+  if (options_.slice_norm && a.store_wL.defined()) {
+    // Of the normalised latent: what its norm multiplied the slice by, the slice's own divides out again.
+    const Tensor z_nw = rows_nd.narrow(1, 0, a.width);
+    const Tensor rms_n1 = (z_nw.square().mean(1, /*keepdim=*/true) + a.mla.spec.inner_norm_eps).sqrt();
+    rows_nd = at::cat({z_nw / rms_n1, rows_nd.narrow(1, a.width, a.mla.dims().d_rope)}, 1);
+  }
+  cache_.write(layer, rows_nd, places);
 }
 
 void Decoder::import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd) {
   std::vector<LatentCache::Place> places;
   for (int64_t row = 0; row < rows_nd.size(0); ++row) places.push_back({slot, row});
-  cache_.write(layer, rows_nd, places);
+  keep(layer, rows_nd, places);
 }
 
 Tensor Decoder::sliced_attention(int64_t layer, const Tensor& q_nhd, const Step& step) {

@@ -46,7 +46,8 @@ class Decoder {
   };
   Tensor prefill(Prefill& state, const std::vector<int64_t>& tokens);
 
-  // Rows [n, w + R] of a layer that were made elsewhere: the first n of the slot on this rank.
+  // Rows [n, w + R] of a layer that were made elsewhere: the first n of the slot on this rank. The slices as their maps
+  // give them, before their own norm.
   void import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd);
 
   // hidden [m, D] -> [m, vocabulary] fp32, on every rank.
@@ -75,6 +76,8 @@ class Decoder {
   Tensor query(const AttentionShard& a, Tensor projected, const RopeTable& rope) const;
   void finish_latent(const AttentionShard& a, const Tensor& latent_nd, const RopeTable& rope) const;
   void store(int64_t layer, const Tensor& latent_nd, const Step& step);
+  // Rows [n, w + R] into the cache, slices by their own RMS where that is asked for.
+  void keep(int64_t layer, Tensor rows_nd, const std::vector<LatentCache::Place>& places);
   Tensor sliced_attention(int64_t layer, const Tensor& q_nhd, const Step& step);
   Tensor exact_attention(int64_t layer, const Tensor& q_nhd, const Tensor& latent_nd, const Step& step);
   Tensor feed_forward(const LayerShard& layer, const Tensor& x_nD);

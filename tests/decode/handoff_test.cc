@@ -14,21 +14,21 @@ namespace {
 
 const std::vector<int64_t> kPrompt = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5};
 
-Decoder make(const SavedModel& saved, const LayoutSpec& layout, Communicator& comm) {
+Decoder make(const SavedModel& saved, const LayoutSpec& layout, Communicator& comm, bool slice_norm) {
   return {load_model_shard({.directory = saved.folder.path(), .slices = {}, .seed = 1}, saved.config, layout,
                            comm.size(), comm.rank(), at::kFloat),
           comm,
-          {.cache_tokens = 1024, .cache_dtype = at::kFloat, .slice_norm = false}};
+          {.cache_tokens = 1024, .cache_dtype = at::kFloat, .slice_norm = slice_norm}};
 }
 
 struct Logits {
   Tensor of_prompt, of_next;
 };
 
-Logits together(const SavedModel& saved, const LayoutSpec& layout, int ranks) {
+Logits together(const SavedModel& saved, const LayoutSpec& layout, int ranks, bool slice_norm) {
   Logits logits;
   run_ranks(ranks, [&](Communicator& comm) {
-    Decoder decoder = make(saved, layout, comm);
+    Decoder decoder = make(saved, layout, comm, slice_norm);
     Decoder::Prefill state{.slot = decoder.add_sequence(20), .done = 0, .latents = {}};
     const Tensor hidden = decoder.prefill(state, kPrompt);
     const Tensor prompt = decoder.logits(hidden.narrow(0, hidden.size(0) - 1, 1))[0];
@@ -38,14 +38,14 @@ Logits together(const SavedModel& saved, const LayoutSpec& layout, int ranks) {
   return logits;
 }
 
-Logits apart(const SavedModel& saved, const LayoutSpec& layout, int prefill_ranks, int decode_ranks) {
+Logits apart(const SavedModel& saved, const LayoutSpec& layout, int prefill_ranks, int decode_ranks, bool slice_norm) {
   Logits logits;
   run_ranks(prefill_ranks + decode_ranks, [&](Communicator& world) {
     const HandoffPlan plan = make_handoff_plan({.directory = saved.folder.path(), .slices = {}, .seed = 1},
                                                saved.config, layout, prefill_ranks, world.size());
     const bool prefills = world.rank() < prefill_ranks;
     const std::unique_ptr<Communicator> group = world.split(prefills ? 0 : 1);
-    Decoder decoder = make(saved, prefills ? LayoutSpec() : layout, *group);
+    Decoder decoder = make(saved, prefills ? LayoutSpec() : layout, *group, slice_norm);
     const int64_t slot = decoder.add_sequence(20);
     const int64_t before = world.traffic()[Collective::kAllToAll].bytes;
     if (prefills) {
@@ -74,12 +74,24 @@ TEST(Handoff, GroupsOfEverySizeAgree) {
   const SavedModel saved;
   const Tolerance tolerance = Tolerance::rounding(at::kFloat, 80, 16);
   using enum DecodeLayout;
-  for (const auto& [layout, ranks] : std::vector<std::pair<LayoutSpec, int>>{
-           {{kMla, 1}, 1}, {{kMla, 1}, 3}, {{kTpla, 2}, 2}, {{kTpla, 2}, 4}, {{kDcp, 1}, 3}, {{kTplaDcp, 2}, 4}}) {
-    const Logits want = together(saved, layout, ranks);
+  struct Case {
+    LayoutSpec layout;
+    int ranks;
+    bool slice_norm = false;
+  };
+  for (const auto& [layout, ranks, slice_norm] : std::vector<Case>{{{kMla, 1}, 1},
+                                                                   {{kMla, 1}, 3},
+                                                                   {{kTpla, 2}, 2},
+                                                                   {{kTpla, 2}, 2, /*slice_norm=*/true},
+                                                                   {{kTpla, 2}, 4},
+                                                                   {{kDcp, 1}, 3},
+                                                                   {{kTplaDcp, 2}, 4},
+                                                                   {{kTplaDcp, 2}, 4, /*slice_norm=*/true}}) {
+    const Logits want = together(saved, layout, ranks, slice_norm);
     for (const int prefill_ranks : {1, 3}) {
-      SCOPED_TRACE(fmt::format("{} on {} after {}", name(layout.layout), ranks, prefill_ranks));
-      const Logits got = apart(saved, layout, prefill_ranks, ranks);
+      SCOPED_TRACE(fmt::format("{} on {} after {}{}", name(layout.layout), ranks, prefill_ranks,
+                               slice_norm ? ", slice norm" : ""));
+      const Logits got = apart(saved, layout, prefill_ranks, ranks, slice_norm);
       EXPECT_CLOSE(got.of_prompt, want.of_prompt, tolerance);
       EXPECT_CLOSE(got.of_next, want.of_next, tolerance);
     }

@@ -71,7 +71,7 @@ class Layouts : public ::testing::Test {
     return saved_.logits(SlicedOracle(slices, layout.layout == DecodeLayout::kGla), tokens);
   }
 
-  Decoder decoder(const LayoutSpec& layout, Communicator& comm) {
+  Decoder decoder(const LayoutSpec& layout, Communicator& comm, bool slice_norm = false) {
     const std::filesystem::path file = saved_.folder / slice_file_name(layout.groups);
     const bool mapped = layout.groups > 1 && layout.layout != DecodeLayout::kGla;
     if (mapped && comm.rank() == 0) save_slices(file, random_slices(saved_.config, layout.groups));
@@ -79,7 +79,8 @@ class Layouts : public ::testing::Test {
     ModelShard shard = load_model_shard(
         {.directory = saved_.folder.path(), .slices = mapped ? file : std::filesystem::path(), .seed = 1},
         saved_.config, layout, comm.size(), comm.rank(), at::kFloat);
-    Decoder decoder(std::move(shard), comm, {.cache_tokens = 2048, .cache_dtype = at::kFloat, .slice_norm = false});
+    Decoder decoder(std::move(shard), comm,
+                    {.cache_tokens = 2048, .cache_dtype = at::kFloat, .slice_norm = slice_norm});
     decoder.cache().poison();
     return decoder;
   }
@@ -152,6 +153,23 @@ TEST_F(Layouts, ExactPrefillIsExactAndDecodingGoesOnFromIt) {
       });
     }
   }
+}
+
+TEST_F(Layouts, SlicesByTheirOwnNormHaveAnRmsOfOneAndLeaveExactPrefillExact) {
+  const std::vector<int64_t> tokens = random_tokens(40, 9);
+  const Tensor exact = saved_.logits(LocalAttention(), tokens);
+  const LayoutSpec layout{DecodeLayout::kTpla, 2};
+  run_ranks(2, [&](Communicator& comm) {
+    Decoder model = decoder(layout, comm, /*slice_norm=*/true);
+    Decoder::Prefill state{.slot = model.add_sequence(40), .done = 0, .latents = {}};
+    EXPECT_CLOSE(model.logits(model.prefill(state, tokens)), exact, kTolerance);
+    for (int64_t layer = 0; layer < saved_.config.n_layers; ++layer) {
+      const PagedLatents seen = model.cache().view(layer, {state.slot}, {40});
+      const Tensor z_nw = seen.rows_nd.narrow(0, seen.pages[0][0] * kPageTokens, 40).narrow(1, 0, 8);
+      // The mean square of a slice is at least some hundredths here, so that eps takes a few 1e-5 at most.
+      EXPECT_THAT((z_nw.square().mean(1) - 1).abs().max().item<double>(), ::testing::Lt(1e-4));
+    }
+  });
 }
 
 TEST_F(Layouts, AReleasedSlotIsAsGoodAsNew) {
