@@ -2,11 +2,10 @@
 
 #include <ATen/ops/empty.h>
 
-#include <string_view>
-
 #include "parlat/base/error.h"
 #include "parlat/base/memory_limit.h"
 #include "parlat/base/units.h"
+#include "parlat/decode/cache_size.h"
 #include "parlat/tensor/fill.h"
 
 namespace parlat {
@@ -59,7 +58,7 @@ std::vector<std::pair<std::string, Tensor>> RankLayer::leaves() const {
 
 RankLayer rank_layer(const LayerCase& layer, bool requires_grad, const Communicator& comm) {
   const double tokens = static_cast<double>(layer.documents.batch()) * static_cast<double>(layer.sequence());
-  require_memory(tokens, comm.backend() == std::string_view("local") ? comm.size() : 1);
+  require_memory(tokens, ranks_here(comm));
   const SequenceShards shards = layer.shards(comm.size());
   RankLayer local{
       .weights = layer.weights,

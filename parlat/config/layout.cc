@@ -3,6 +3,7 @@
 #include <array>
 #include <utility>
 
+#include "parlat/config/model_config.h"
 #include "parlat/config/names.h"
 
 namespace parlat {
@@ -66,6 +67,12 @@ Placement place(const LayoutSpec& spec, int64_t n_heads, int ranks, int rank) {
   const Range prefill = own_heads ? Range{0, p.heads.size()} : even_share(p.heads.size(), p.groups, p.group);
   p.prefill_heads = {p.heads.begin + prefill.begin, p.heads.begin + prefill.end};
   return p;
+}
+
+double cache_elements_per_token(const MlaDims& dims, const LayoutSpec& layout, int ranks) {
+  const Placement p = place(layout, dims.n_heads, ranks, 0);  // the first slice is the widest
+  const int64_t width = even_share(dims.d_latent, p.groups, p.group).size() + dims.d_rope;
+  return static_cast<double>(width) / (p.tokens_split ? static_cast<double>(p.members) : 1.0);
 }
 
 }  // namespace parlat

@@ -8,6 +8,8 @@
 
 namespace parlat {
 
+struct MlaDims;
+
 // How the latent cache lies over ranks while decoding (docs/mathematics.md sections 6 and 8). One line here and in
 // layout.cc, and what each rank holds in place(), make a new layout.
 //   mla        every rank the whole latent, its own heads
@@ -51,5 +53,9 @@ bool can_place(const LayoutSpec& spec, int64_t n_heads, int ranks);
 
 // Throws ConfigError, saying why, where the layout cannot be: groups must divide the ranks, every rank needs a head.
 Placement place(const LayoutSpec& spec, int64_t n_heads, int ranks, int rank);
+
+// Elements of the cache that a token takes on the rank with the widest slice, a layer: (L/G + R) / members that split
+// tokens. For slices of equal width, as even as L and G allow. Throws what place throws.
+double cache_elements_per_token(const MlaDims& dims, const LayoutSpec& layout, int ranks);
 
 }  // namespace parlat

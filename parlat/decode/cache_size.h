@@ -8,13 +8,11 @@
 
 namespace parlat {
 
-// Elements of the cache that a token takes on the rank with the widest slice, a layer: (L/G + R) / members that split
-// tokens. Predicted from the placement for slices of equal width; what a Decoder holds it measures itself
-// (cache_bytes_per_token). Throws what place throws.
-double cache_elements_per_token(const MlaDims& dims, const LayoutSpec& layout, int ranks);
+// How many ranks hold what they hold in this process's memory: all of the local backend, one of any other.
+int ranks_here(const Communicator& comm);
 
-// Throws ConfigError where caches of `tokens` tokens exceed this machine's memory, which all ranks of the local backend
-// share. To be asked before weights are loaded: memory is promised freely and missed only once it is touched.
+// Throws ConfigError where caches of `tokens` tokens (cache_elements_per_token) exceed this machine's memory. To be
+// asked before weights are loaded: memory is promised freely and missed only once it is touched.
 void require_cache_memory(const ModelConfig& config, const LayoutSpec& layout, int64_t tokens, at::ScalarType dtype,
                           const Communicator& comm);
 
