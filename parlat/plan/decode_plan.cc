@@ -24,33 +24,39 @@ struct LayerWork {
   int64_t exchanges = 0;
 };
 
-LayerWork latent_work(const MlaDims& d, const LayoutSpec& layout, int ranks) {
+LayerWork latent_work(const MlaDims& d, const LayoutSpec& layout, int ranks, bool split_projections) {
   const Placement p = place(layout, d.n_heads, ranks, 0);
   const auto width = static_cast<double>(even_share(d.d_latent, p.groups, 0).size()),
              rope = static_cast<double>(d.d_rope);
   const auto heads = static_cast<double>(p.heads.size()), members = static_cast<double>(p.members);
   const auto n_heads = static_cast<double>(d.n_heads), d_model = static_cast<double>(d.d_model);
+  const double projected = split_projections ? static_cast<double>(p.prefill_heads.size()) : heads;
   LayerWork work;
   work.tokens_here = p.tokens_split ? 1 / members : 1;
-  work.cache_elements = (width + rope) * work.tokens_here;
+  work.cache_elements = cache_elements_per_token(d, layout, ranks);
   const double query = d.d_q_latent
-                           ? static_cast<double>(*d.d_q_latent) * (d_model + heads * static_cast<double>(d.d_qk()))
-                           : d_model * heads * static_cast<double>(d.d_qk());
+                           ? static_cast<double>(*d.d_q_latent) * (d_model + projected * static_cast<double>(d.d_qk()))
+                           : d_model * projected * static_cast<double>(d.d_qk());
   const double maps = heads * width * static_cast<double>(d.d_nope + d.d_v);
   work.weights =
-      query + d_model * static_cast<double>(d.d_cache()) + maps + heads * static_cast<double>(d.d_v) * d_model;
+      query + d_model * static_cast<double>(d.d_cache()) + maps + projected * static_cast<double>(d.d_v) * d_model;
   const double attending = p.tokens_split ? n_heads : heads;
   work.pair_flops = 2 * attending * (2 * width + rope);
   if (p.tokens_split && p.members > 1) {
     work.exchanged = heads * (width + rope) * (members - 1) + (n_heads - heads) * (width + 1);
     work.exchanges = 2;
   }
+  if (projected < heads) {
+    work.exchanged +=
+        projected * static_cast<double>((p.groups - 1) * d.d_qk()) + (heads - projected) * static_cast<double>(d.d_v);
+    work.exchanges += 2;
+  }
   return work;
 }
 
 // As many query heads, the weights of mla's placement.
 LayerWork grouped_query_work(const MlaDims& d, int ranks) {
-  LayerWork work = latent_work(d, {}, ranks);
+  LayerWork work = latent_work(d, {}, ranks, /*split_projections=*/false);
   const auto heads = static_cast<double>(even_share(d.n_heads, ranks, 0).size());
   const auto key_heads = static_cast<double>(even_share(kKeyHeads, std::min<int64_t>(ranks, kKeyHeads), 0).size());
   work.cache_elements = 2 * key_heads * static_cast<double>(kKeyWidth);
@@ -111,33 +117,43 @@ class StepModel {
   }
 
   DecodeStep step(const LayerWork& work, int64_t sequences) const {
-    const auto batch = static_cast<double>(sequences), context = static_cast<double>(options_.context);
-    DecodeStep step{.batch = sequences};
-    step.weight_bytes = (work.weights * layers_ + feed_forward_.read(batch)) * weight_bytes_;
-    step.cache_bytes = batch * context * cache_bytes_per_token(work);
-    const double product_flops = 2 * batch * (work.weights * layers_ + feed_forward_.active);
-    const double attention_flops = batch * context * work.tokens_here * work.pair_flops * layers_;
-    const double bandwidth = machine_.memory_bytes_per_s;
-    step.compute_s = sharing_ * (std::max(step.weight_bytes / bandwidth, product_flops / gemm_.at(batch)) +
-                                 std::max(step.cache_bytes / bandwidth, attention_flops / decode_rate())) +
-                     layers_ * machine_.layer_overhead_s;
-    exchange(work, batch, step);
-    return step;
+    const DecodeStep one = step_in(1, work, sequences);
+    if (!options_.two_batches || sequences < 2) return one;
+    DecodeStep two = step_in(2, work, sequences);
+    two.exchange_s -= machine_.overlap * std::min(two.exchange_s, two.compute_s);
+    return two.tokens_per_s() > one.tokens_per_s() ? two : one;
   }
 
  private:
+  // As `parts` batches, one after the other.
+  DecodeStep step_in(int64_t parts, const LayerWork& work, int64_t sequences) const {
+    const auto context = static_cast<double>(options_.context), all = static_cast<double>(sequences),
+               times = static_cast<double>(parts), batch = all / times;
+    DecodeStep step{.batch = sequences};
+    step.weight_bytes = times * (work.weights * layers_ + feed_forward_.read(batch)) * weight_bytes_;
+    step.cache_bytes = all * context * cache_bytes_per_token(work);
+    const double product_flops = 2 * all * (work.weights * layers_ + feed_forward_.active);
+    const double attention_flops = all * context * work.tokens_here * work.pair_flops * layers_;
+    const double bandwidth = machine_.memory_bytes_per_s;
+    step.compute_s = sharing_ * (std::max(step.weight_bytes / bandwidth, product_flops / gemm_.at(batch)) +
+                                 std::max(step.cache_bytes / bandwidth, attention_flops / decode_rate()) +
+                                 times * layers_ * machine_.layer_overhead_s);
+    exchange(work, parts, step);
+    return step;
+  }
+
   double decode_rate() const { return rates_.decode_rate.value_or(rates_.fused.forward); }
 
   // An all-reduce is a reduce-scatter and a gather, a latency each.
-  void exchange(const LayerWork& work, double batch, DecodeStep& step) const {
+  void exchange(const LayerWork& work, int64_t parts, DecodeStep& step) const {
     const auto ranks = static_cast<double>(options_.ranks);
     if (options_.ranks == 1) return;
     const double all_reduces = options_.attention_only ? 1 : 2;
     const double reduced =
         all_reduces * 2 * (ranks - 1) / ranks * static_cast<double>(options_.config.mla.dims.d_model);
-    step.sent_bytes = layers_ * batch * (reduced + work.exchanged) * element_bytes_;
+    step.sent_bytes = layers_ * static_cast<double>(step.batch) * (reduced + work.exchanged) * element_bytes_;
     const Link& link = options_.nodes > 1 ? machine_.between_nodes() : machine_.within;
-    const double calls = 2 * all_reduces + static_cast<double>(work.exchanges);
+    const double calls = static_cast<double>(parts) * (2 * all_reduces + static_cast<double>(work.exchanges));
     step.exchange_s = layers_ * calls * link.latency_s + step.sent_bytes / link.bytes_per_s;
   }
 
@@ -198,7 +214,7 @@ std::vector<LayoutPlan> plan_decode(const Machine& machine, const DecodePlanOpti
       LayoutPlan plan{.label = std::string(name(layout)), .groups = groups};
       try {
         if (groups > d.d_latent) throw ConfigError("layout: expected at most {} groups, got {}", d.d_latent, groups);
-        fill(model, latent_work(d, {layout, groups}, ranks), options, memory, plan);
+        fill(model, latent_work(d, {layout, groups}, ranks, options.split_projections), options, memory, plan);
       } catch (const ConfigError& error) {  // of place
         const std::string text = error.what();
         plan.misfit = text.substr(text.find(": ") + 2);

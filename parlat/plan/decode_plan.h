@@ -22,6 +22,11 @@ struct DecodePlanOptions {
   double weight_element_bytes = 0;    // 0: dtype's; 1 for fp8
   double memory_bytes = 0;            // for weights and cache of a rank; 0: all that the machine has
   bool attention_only = false;        // no MLP, experts, embedding and head: neither their weights nor their time
+  // Slices that attend with the same heads share out w_uq and w_o: queries are gathered, outputs reduce-scattered.
+  // Otherwise, as in parlat's decoder, each has them whole.
+  bool split_projections = false;
+  // A batch may run as two, one computing while the other exchanges; parlat's decoder doesn't.
+  bool two_batches = false;
 };
 
 // A step with a batch, on the rank that holds most.
@@ -29,7 +34,7 @@ struct DecodeStep {
   int64_t batch = 0;
   double weight_bytes = 0, cache_bytes = 0;  // read
   double sent_bytes = 0;
-  double compute_s = 0, exchange_s = 0;
+  double compute_s = 0, exchange_s = 0;  // exchange: what is waited for
   double tokens_per_s() const { return static_cast<double>(batch) / (compute_s + exchange_s); }
 };
 
@@ -50,7 +55,9 @@ struct LayoutPlan {
 // plan_train does.
 //   step  weights a rank holds are read once (of experts those that a batch is expected to visit), its cache once;
 //         products at gemm's rate for the batch or at memory's, whichever is slower, attention over the cache likewise
-//   sent  two all-reduces of [batch, D] a layer, and what docs/decoding.md lists for dcp
+//   sent  two all-reduces of [batch, D] a layer, what docs/decoding.md lists for dcp, and with projections split
+//         between G slices of h heads queries h/G (G-1) (N+R) and outputs (h - h/G) V
+//   two batches, where faster: weights, fixed times and latencies twice; of exchanges the machine's overlap is hidden
 std::vector<LayoutPlan> plan_decode(const Machine& machine, const DecodePlanOptions& options);
 
 }  // namespace parlat

@@ -95,6 +95,43 @@ TEST(DecodePlan, ExchangesAllReducesAndQueries) {
   EXPECT_DOUBLE_EQ(dcp.sent_bytes, reduced + (16.0 * 576 * 7 + 112 * 513) * 2 * 61);
 }
 
+// Each of two slices has half of w_uq and w_o, and half of the queries and outputs travels.
+TEST(DecodePlan, SplitsProjectionsBetweenSlices) {
+  DecodePlanOptions options = options_of("v3", 2, 4096);
+  options.attention_only = true;
+  options.batches = {1};
+  const LayoutPlan whole = find(plan_decode(round_machine(), options), "tpla", 2);
+  options.split_projections = true;
+  const std::vector<LayoutPlan> plans = plan_decode(round_machine(), options);
+  const LayoutPlan split = find(plans, "tpla", 2);
+  const double half = 64.0 * (1536 * 192 + 128 * 7168) * 61 * 2;
+  EXPECT_DOUBLE_EQ(whole.weight_bytes - split.weight_bytes, half);
+  EXPECT_DOUBLE_EQ(split.weight_bytes, find(plans, "mla", 1).weight_bytes);
+  const DecodeStep before = whole.steps.front(), after = split.steps.front();
+  EXPECT_DOUBLE_EQ(after.sent_bytes - before.sent_bytes, 64.0 * (192 + 128) * 61 * 2);
+  EXPECT_NEAR(after.exchange_s - before.exchange_s, 64.0 * (192 + 128) * 61 * 2 / 1e9 + 61 * 2 * 1e-5, 1e-12);
+  // Every rank of gla has heads of its own, every rank of dcp the whole latent.
+  EXPECT_DOUBLE_EQ(find(plans, "gla", 2).steps.front().sent_bytes, find(plans, "mla", 1).steps.front().sent_bytes);
+}
+
+// Two halves read weights twice and wait for every latency twice, but hide what overlaps.
+TEST(DecodePlan, RunsTwoBatchesWhereThatIsFaster) {
+  Machine machine = round_machine();
+  machine.overlap = 0.5;
+  machine.layer_overhead_s = 1e-9;
+  DecodePlanOptions options = options_of("v3", 2, 16);
+  options.attention_only = true;
+  options.batches = {2, 4096};
+  const auto steps = [&] { return find(plan_decode(machine, options), "mla", 1).steps; };
+  const std::vector<DecodeStep> one = steps();
+  options.two_batches = true;
+  const std::vector<DecodeStep> two = steps();
+  EXPECT_DOUBLE_EQ(two[0].weight_bytes, one[0].weight_bytes);  // reading them again takes longer than it hides
+  EXPECT_DOUBLE_EQ(two[1].weight_bytes, 2 * one[1].weight_bytes);
+  EXPECT_DOUBLE_EQ(two[1].sent_bytes, one[1].sent_bytes);
+  EXPECT_NEAR(two[1].exchange_s, (one[1].exchange_s + 61 * 2 * 1e-5) / 2, 1e-9);
+}
+
 // Of 256 experts a batch of one visits 8; a large one all.
 TEST(DecodePlan, ReadsTheExpertsThatABatchVisits) {
   Machine machine = round_machine();
