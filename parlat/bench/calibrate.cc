@@ -32,17 +32,16 @@ class Bench {
  public:
   Bench(const CalibrateOptions& options, Communicator& comm) : options_(options), comm_(comm) {}
 
-  // Seconds of body(), the slowest rank's, the best of several: other programs only add to it. The first warms up.
+  // Seconds of body(), the slowest rank's, the best of several: other programs only add to it. Each is of as many calls
+  // as take what a scheduler gives a thread at once: ranks that share a core would else have it alone, one after
+  // another.
   double seconds(const std::function<void()>& body) const {
+    constexpr double kSample = 0.02;
+    const double warm_up = seconds_of(body, 1);
+    const int calls = std::clamp(static_cast<int>(kSample / warm_up), 1, 1000);
     std::vector<double> samples;
-    for (int i = 0; i < (options_.quick ? 4 : 8); ++i) {
-      comm_.barrier(kWhat);
-      const auto start = std::chrono::steady_clock::now();
-      body();
-      const double taken = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-      if (const double slowest = comm_.max_over_ranks(taken, kWhat); i > 0) samples.push_back(slowest);
-    }
-    return spread_of(samples).min;
+    for (int i = 0; i < (options_.quick ? 3 : 7); ++i) samples.push_back(seconds_of(body, calls));
+    return spread_of(samples).min / calls;
   }
 
   Tensor random(at::IntArrayRef shape, at::ScalarType dtype) const {
@@ -137,9 +136,35 @@ class Bench {
   }
 
  private:
+  // The slowest rank's.
+  double seconds_of(const std::function<void()>& body, int calls) const {
+    comm_.barrier(kWhat);
+    const auto start = std::chrono::steady_clock::now();
+    for (int i = 0; i < calls; ++i) body();
+    return comm_.max_over_ranks(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), kWhat);
+  }
+
   const CalibrateOptions& options_;
   Communicator& comm_;
 };
+
+// From what a rank reached beside more ranks than there are cores for, what it reaches beside so many.
+void to_full_rate(Machine& machine) {
+  const double sharing = static_cast<double>(machine.ranks_per_node) / static_cast<double>(machine.ranks_at_full_rate);
+  machine.memory_bytes_per_s *= sharing;
+  machine.within.bytes_per_s *= sharing;
+  machine.layer_overhead_s /= sharing;
+  for (auto& [dtype, curve] : machine.gemm) {
+    for (double& rate : curve.rates) rate *= sharing;
+  }
+  for (auto& [dtype, rates] : machine.attention) {
+    for (double* const rate :
+         {&rates.fused.forward, &rates.fused.backward, &rates.eager->forward, &rates.eager->backward}) {
+      *rate *= sharing;
+    }
+    if (rates.decode_rate) *rates.decode_rate *= sharing;
+  }
+}
 
 // A forward pass of laga with hardly any work.
 double layer_overhead(const RankRunner& run_ranks, int ranks) {
@@ -178,6 +203,7 @@ Machine calibrate(const CalibrateOptions& options, const RankRunner& run_ranks) 
     }
   });
   measured.layer_overhead_s = layer_overhead(run_ranks, static_cast<int>(measured.ranks_per_node) * options.nodes);
+  to_full_rate(measured);
   return measured;
 }
 

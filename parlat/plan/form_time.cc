@@ -37,6 +37,7 @@ class Pieces {
     return sharing_ * static_cast<double>(times) * std::max(flops, moved);
   }
 
+  double overhead() const { return sharing_ * machine_.layer_overhead_s; }
   double memory(double bytes) const { return sharing_ * bytes / machine_.memory_bytes_per_s; }
 
   // Forward and backward, `head_pairs` being visible pairs times heads.
@@ -211,13 +212,13 @@ void estimate_time(const Machine& machine, const TrainPlanOptions& options, Form
   const auto [forward, backward] = at.attention();
   const double moved =
       at.pieces.memory(2 * at.moved_bytes() + kPackings * static_cast<double>(plan.costs.forward.total()));
-  plan.compute_s = query + others + up + forward + moved + machine.layer_overhead_s;
+  plan.compute_s = query + others + up + forward + moved + at.pieces.overhead();
   at.exchange(plan.costs.forward, passes_latents(plan.form) ? 0 : query, forward + up);
   if (!options.backward) return;
   const bool rebuilds_keys =
       plan.form != TrainForm::kExplicit && plan.form != TrainForm::kAbsorbed && plan.attention.rebuilds_keys();
   const double up_backward = (rebuilds_keys ? 3 : 2) * up;
-  plan.compute_s += 2 * (query + others + moved + machine.layer_overhead_s) + up_backward + backward;
+  plan.compute_s += 2 * (query + others + moved + at.pieces.overhead()) + up_backward + backward;
   at.exchange(plan.costs.backward, 0, backward + up_backward);
 }
 
