@@ -88,10 +88,8 @@ Tensor attend_with_latents(AttentionKernel kernel, const MlaSpec& spec, const Te
 PublishedAttention::PublishedAttention(TrainForm form, Communicator& comm, const MlaDims& dims,
                                        AttentionOptions options)
     : form_(form), comm_(comm), kernel_(options.kernel) {
+  validate_published_form(form);
   validate_head_split(form, comm.size(), dims.n_heads);
-  if (form != TrainForm::kExplicit && form != TrainForm::kAbsorbed && form != TrainForm::kLaga) {
-    throw ConfigError("as-published: expected the forms explicit, absorbed or laga, got {}", name(form));
-  }
 }
 
 Tensor PublishedAttention::attend(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens,
@@ -119,6 +117,12 @@ Tensor PublishedAttention::forward(const MlaWeights& w, const Tensor& x_BSD, con
                                                       "published query");
   const Tensor out_BSHV = traced("out", attend(w, x_BSD, tokens, q_BSHd).contiguous());
   return project_output(w, scatter_sequence_gather_heads(out_BSHV, heads, tokens.shards, comm_, "published out"));
+}
+
+void validate_published_form(TrainForm form) {
+  if (form != TrainForm::kExplicit && form != TrainForm::kAbsorbed && form != TrainForm::kLaga) {
+    throw ConfigError("as-published: expected the forms explicit, absorbed or laga, got {}", name(form));
+  }
 }
 
 }  // namespace parlat

@@ -17,7 +17,7 @@ namespace parlat {
 //           values.
 class PublishedAttention final : public Attention {
  public:
-  // Throws ConfigError for other forms than these three.
+  // Throws what validate_published_form does.
   PublishedAttention(TrainForm form, Communicator& comm, const MlaDims& dims, AttentionOptions options);
 
   // x_BSD: this rank's tokens [B, S/P, D], of the meta device where the kernel is fused. Returns [B, S/P, D].
@@ -30,5 +30,8 @@ class PublishedAttention final : public Attention {
   Communicator& comm_;
   AttentionKernel kernel_;
 };
+
+// Throws ConfigError for other forms than these three.
+void validate_published_form(TrainForm form);
 
 }  // namespace parlat

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
@@ -76,6 +77,9 @@ Handle Communicator::counted_exchange(Collective kind, std::vector<Tensor> send,
   entry.calls += !second_phase;
   for (int p = 0; p < size_; ++p) {
     if (p == rank_ || !send[p].defined()) continue;
+    if (send[p].is_meta() && std::string_view(backend()) != "local") {
+      throw ConfigError("'{}': expected values to send to another process, got shapes alone (a dry run)", what);
+    }
     entry.elements += send[p].numel();
     entry.bytes += static_cast<int64_t>(send[p].nbytes());
   }

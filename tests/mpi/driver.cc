@@ -6,6 +6,7 @@
 //   short | long    rank 0 sends less, or more, than rank 1 expects
 //   none | extra    rank 0 sends nothing that rank 1 expects, or something that it does not
 //   overlap         rank 1 starts an exchange and computes for 4 s; rank 0 prints for how many ms it waited
+//   shapes          ranks exchange tensors without values
 //   pace COUNT      milliseconds of one all_reduce of COUNT floats, for measurements by hand
 #include <signal.h>
 #include <unistd.h>
@@ -58,6 +59,7 @@ void fail_as(const std::string& mode, Communicator& comm) {
     comm.all_to_all(send, receive, "rows").wait();
     return comm.barrier("end");
   }
+  if (mode == "shapes") return comm.all_reduce(at::ones({4}, at::kMeta), "weights").wait();
   // Large enough that unfinished transfers are under way when the failure comes.
   const char* what = mode == "order" && comm.rank() == 1 ? "laga latent" : "laga query";
   for (int i = 0; i < 3; ++i) comm.all_reduce(at::ones({1'000'000}), what).wait();
