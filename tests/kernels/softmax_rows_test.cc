@@ -89,18 +89,34 @@ class SoftmaxRows : public ::testing::TestWithParam<std::string> {
 // Shows as soon as the version for one instruction set fuses multiply-adds or sums in another order.
 TEST_P(SoftmaxRows, GiveTheSameBitsOnEveryInstructionSet) {
   constexpr int64_t kSize = 1003;
-  std::vector<float> p(kSize), grad(kSize);
+  constexpr Range kInside{2, kSize - 3};
+  std::vector<float> scores(kSize), score_grad(kSize);
   for (int64_t i = 0; i < kSize; ++i) {
-    p[i] = static_cast<float>(i * 7919 % 2003) / 64 - 20;
-    grad[i] = static_cast<float>(i * 104729 % 1009) / 128 - 4;
+    scores[i] = static_cast<float>(i * 7919 % 2003) / 64 - 20;
+    score_grad[i] = static_cast<float>(i * 104729 % 1009) / 128 - 4;
   }
-  softmax_row(p.data(), kSize, {2, kSize - 3});
+  const auto hash = [](std::initializer_list<const std::vector<float>*> all) {
+    uint64_t hash = 1469598103934665603u;  // FNV-1a
+    for (const auto* values : all) {
+      for (const float value : *values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 1099511628211u;
+    }
+    return hash;
+  };
+  std::vector<float> p = scores, grad = score_grad;
+  softmax_row(p.data(), kSize, kInside);
   softmax_row_backward(p.data(), grad.data(), kSize, 0.0721f);
-  uint64_t hash = 1469598103934665603u;  // FNV-1a
-  for (const auto* values : {&p, &grad}) {
-    for (const float value : *values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 1099511628211u;
+  EXPECT_EQ(hash({&p, &grad}), 0xf4dfd06d0675cebeu);
+
+  // A block that joins others, then the same backward, as a part of a row and as a whole one.
+  std::vector<float> joined = scores, sums = {-3.5f, 1.25f, 0};  // max, sum, shrink
+  sums[2] = join_softmax_row(joined.data(), kSize, kInside, sums[0], sums[1]);
+  EXPECT_EQ(hash({&joined, &sums}), 0xb0d63c3781c9ea9au);
+  for (const auto& [whole, want] :
+       {std::pair{false, uint64_t{0x47dd854e499eb81bu}}, {true, uint64_t{0xe799e2efefedfcf9u}}}) {
+    std::vector<float> regained = scores, regained_grad = score_grad;
+    regain_softmax_row(regained.data(), regained_grad.data(), kSize, kInside, whole, 14.5f, 0.375f, 0.0721f);
+    EXPECT_EQ(hash({&regained, &regained_grad}), want) << whole;
   }
-  EXPECT_EQ(hash, 0xf4dfd06d0675cebeu);
 }
 
 INSTANTIATE_TEST_SUITE_P(This, SoftmaxRows, ::testing::ValuesIn(instruction_sets()),
