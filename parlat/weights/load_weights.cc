@@ -6,6 +6,7 @@
 #include <set>
 
 #include "parlat/base/error.h"
+#include "parlat/base/printable.h"
 #include "parlat/weights/checkpoint_files.h"
 #include "parlat/weights/shard_set.h"
 
@@ -208,6 +209,7 @@ class Loader {
     if (problems_.size() > kMostNamedProblems) {
       text += fmt::format("; and {} more", problems_.size() - kMostNamedProblems);
     }
+    text = printable(text);  // names of files and tensors, which may hold what would end or break the line
     if (problems_.size() == 1) throw DataError("{}: {}", directory_.string(), text);
     throw DataError("{}: {} problems: {}", directory_.string(), problems_.size(), text);
   }

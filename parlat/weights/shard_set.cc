@@ -61,8 +61,9 @@ std::map<std::string, std::string> ShardSet::read_index(const std::filesystem::p
   std::map<std::string, std::string> shards;
   for (const auto& [name, shard] : map->items()) {
     const std::string file = shard.is_string() ? shard.get<std::string>() : "";
-    // A shard is a file of this folder, never a path out of it.
-    if (file.empty() || file == "." || file == ".." || file.find('/') != std::string::npos) {
+    // A shard is a file of this folder, never a path out of it; systems end a name at NUL.
+    constexpr std::string_view kNever("/\0", 2);
+    if (file.empty() || file == "." || file == ".." || file.find_first_of(kNever) != std::string::npos) {
       problems.push_back(fmt::format("{}: expected a file name in the index, got {}", name, shard.dump()));
       lost_.insert(plain_name(name));
       continue;

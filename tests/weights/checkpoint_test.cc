@@ -296,6 +296,11 @@ TEST_F(Shards, TheSameTensorTwice) {
 TEST_F(Shards, TheIndexStaysInItsFolder) {
   index_.at("weight_map")["model.norm.weight"] = "../model-00001-of-00002.safetensors";
   EXPECT_THAT(error(), HasSubstr("model.norm.weight: expected a file name in the index, got \"../model-"));
+  index_.at("weight_map")["model.norm.weight"] = std::string("b\0c", 3);  // to a system: b
+  EXPECT_THAT(error(), HasSubstr("model.norm.weight: expected a file name in the index, got \"b\\u0000c\""));
+  index_.at("weight_map")["model.norm.weight"] = "b";
+  index_.at("weight_map")[std::string("x\0y", 3)] = second_;
+  EXPECT_THAT(error(), HasSubstr("x\\x00y: expected in " + second_ + ", as the index says"));
   index_.at("weight_map") = 7;
   EXPECT_THAT(error(), HasSubstr("expected an object weight_map"));
 }
