@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
+#include <map>
 
 #include "parlat/base/error.h"
+#include "parlat/base/printable.h"
 #include "parlat/base/range.h"
+#include "parlat/io/checksum.h"
 #include "parlat/io/safetensors.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/weights/shard_set.h"
@@ -15,7 +18,7 @@ namespace parlat {
 
 namespace {
 
-constexpr const char* kFormat = "parlat slices 1";
+constexpr const char* kFormat = "parlat slices 2";
 
 std::string map_name(int64_t layer, int64_t group, const char* map) {
   return fmt::format("layers.{}.slices.{}.{}", layer, group, map);
@@ -36,13 +39,31 @@ class Reader {
         of_layer.push_back({store, map(layer, group, "key", store.size(1)), map(layer, group, "value", store.size(1))});
       }
     }
-    if (const size_t expected = 3 * config_.n_layers * groups; file_.entries().size() != expected) {
-      refuse("tensors", fmt::format("{} (3 a layer and slice)", expected), fmt::format("{}", file_.entries().size()));
-    }
+    check_names(3 * config_.n_layers * groups);
     return slices;
   }
 
  private:
+  // Of the tensors, those of the model's layers are `expected`; and all of them are as they were written.
+  void check_names(int64_t expected) const {
+    constexpr std::string_view kLayers = "layers.";
+    std::map<std::string, Tensor> tensors;
+    int64_t own = 0;
+    for (const auto& [name, entry] : file_.entries()) {
+      int64_t layer = -1;
+      if (name.starts_with(kLayers)) std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
+      own += layer < config_.n_layers ? 1 : 0;
+      tensors[name] = file_.tensor(name);
+    }
+    if (own != expected) {
+      refuse(fmt::format("tensors of {} layers", config_.n_layers), fmt::format("{}, 3 a layer and slice", expected),
+             fmt::format("{}", own));
+    }
+    if (const std::string found = checksum(tensors); found != text("xxh3")) {
+      refuse("tensors", fmt::format("a checksum of {}", text("xxh3")), found + ": the file is damaged");
+    }
+  }
+
   std::string text(const std::string& key) const {
     const auto found = file_.metadata().find(key);
     return found == file_.metadata().end() ? "" : found->second;
@@ -71,11 +92,13 @@ class Reader {
       refuse(name, fmt::format("fp32 {}", shape_text({d_latent, width})),
              fmt::format("{} {}", parlat::name(dtype), shape_text(shape)));
     }
-    return file_.tensor(name).clone();
+    Tensor values = file_.tensor(name).clone();
+    if (!values.isfinite().all().item<bool>()) refuse(name, "finite numbers", "NaN or infinity");
+    return values;
   }
 
   [[noreturn]] void refuse(const std::string& what, const std::string& expected, const std::string& got) const {
-    throw DataError("{}: {}: expected {}, got {}", path_.string(), what, expected, got);
+    throw DataError("{}: {}: expected {}, got {}", path_.string(), what, printable(expected), printable(got));
   }
 
   std::filesystem::path path_;
@@ -94,12 +117,16 @@ SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group) {
 std::string latent_fingerprint(const std::filesystem::path& directory) {
   std::vector<std::string> problems;
   const ShardSet shards(directory, problems);
-  const std::string name = "model.layers.0.self_attn.kv_a_proj_with_mqa.weight";
-  if (!shards.contains(name)) return "";
-  const Tensor weight = shards.tensor(name);
-  constexpr size_t kMost = size_t{1} << 20;
-  const std::string_view bytes(static_cast<const char*>(weight.const_data_ptr()), std::min(weight.nbytes(), kMost));
-  return fmt::format("{:016x}", derive_seed(0, bytes));
+  const auto name = [](int64_t layer) {
+    return fmt::format("model.layers.{}.self_attn.kv_a_proj_with_mqa.weight", layer);
+  };
+  constexpr size_t kMost = size_t{1} << 16;
+  uint64_t hash = 0;
+  for (int64_t layer = 0; shards.contains(name(layer)); ++layer) {
+    const Tensor weight = shards.tensor(name(layer));
+    hash = derive_seed(hash, {static_cast<const char*>(weight.const_data_ptr()), std::min(weight.nbytes(), kMost)});
+  }
+  return fmt::format("{:016x}", hash);
 }
 
 std::string slice_file_name(int64_t groups) { return fmt::format("slices-{}.safetensors", groups); }
@@ -109,21 +136,22 @@ SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& conf
 }
 
 void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
-  std::vector<std::pair<std::string, Tensor>> tensors;
+  std::map<std::string, Tensor> tensors;
   for (size_t layer = 0; layer < slices.layers.size(); ++layer) {
     for (size_t group = 0; group < slices.layers[layer].size(); ++group) {
       const SliceMaps& maps = slices.layers[layer][group];
       for (const auto& [which, map] :
            {std::pair{"store", maps.store_Lw}, std::pair{"key", maps.key_Lw}, std::pair{"value", maps.value_Lw}}) {
-        tensors.emplace_back(map_name(layer, group, which), map.to(at::kFloat).contiguous());
+        tensors[map_name(layer, group, which)] = map.to(at::kFloat).contiguous();
       }
     }
   }
-  write_safetensors(path, tensors,
+  write_safetensors(path, {tensors.begin(), tensors.end()},
                     {{"format", kFormat},
                      {"model", slices.model},
                      {"transform", slices.transform},
-                     {"groups", fmt::format("{}", slices.groups())}});
+                     {"groups", fmt::format("{}", slices.groups())},
+                     {"xxh3", checksum(tensors)}});
 }
 
 }  // namespace parlat

@@ -27,14 +27,15 @@ struct SliceFile {
   int64_t groups() const { return layers.empty() ? 0 : static_cast<int64_t>(layers.front().size()); }
 };
 
-// A number that tells checkpoints apart: a hash of the bytes of the first layer's kv_a_proj_with_mqa (at most 1 MiB of
-// them). Throws what ShardSet throws.
+// A number that tells checkpoints apart: a hash of the bytes of every layer's kv_a_proj_with_mqa, which slices are maps
+// of (the first 64 KiB of each). Fine-tuning often leaves the first layers as they are. Throws what ShardSet throws.
 std::string latent_fingerprint(const std::filesystem::path& directory);
 
 // "slices-2.safetensors": the file of a model directory for so many groups.
 std::string slice_file_name(int64_t groups);
 
-// Throws DataError for a file that is broken, or of other layers or widths than the model's.
+// Throws DataError for a file that is broken or damaged (an XXH3 of its maps lies beside them), or of fewer layers or
+// other widths than the model's. Layers behind the model's are skipped: a model may be cut to its first.
 SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config);
 // Atomically; DataError.
 void save_slices(const std::filesystem::path& path, const SliceFile& slices);

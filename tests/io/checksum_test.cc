@@ -1,5 +1,6 @@
 #include "parlat/io/checksum.h"
 
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 
 #include "parlat/base/error.h"
@@ -22,6 +23,11 @@ TEST(ChecksumTest, IsThePublishedHash) {
   const TemporaryFolder folder;
   EXPECT_EQ(checksum(folder.write("empty", "")), (nlohmann::json{{"bytes", 0}, {"xxh3", "2d06800538d394c2"}}));
   EXPECT_EQ(checksum(folder.write("abc", "abc")), (nlohmann::json{{"bytes", 3}, {"xxh3", "78af5f94892f3950"}}));
+}
+
+TEST(ChecksumTest, OfTensorsIsThatOfTheirBytesInTheOrderOfTheirNames) {
+  const auto bytes = [](std::vector<int64_t> values) { return at::tensor(values, at::kByte); };
+  EXPECT_EQ(checksum({{"b", bytes({'b', 'c'})}, {"a", bytes({'a'})}, {"empty", bytes({})}}), "78af5f94892f3950");
 }
 
 // Blocks are an implementation's matter: a change of any byte shows, behind the first block too.

@@ -5,7 +5,6 @@
 #include "parlat/base/error.h"
 #include "parlat/io/safetensors.h"
 #include "parlat/weights/checkpoint_files.h"
-#include "parlat/weights/slice_maps.h"
 #include "tests/temporary_folder.h"
 #include "tests/weights/small_model.h"
 
@@ -172,32 +171,6 @@ TEST(Fp8, TheConfigIsReadAndForgotten) {
   other = fp8_json();
   other["quantization_config"].erase("weight_block_size");
   EXPECT_THROW(parse_model_config(other, "other"), ConfigError);
-}
-
-TEST(SliceFile, RoundTripsAndRefusesOtherModels) {
-  const ModelConfig config = small_model();
-  const TemporaryFolder folder;
-  SliceFile slices{.model = "", .transform = "test", .layers = {}};
-  for (int64_t layer = 0; layer < config.n_layers; ++layer) {
-    slices.layers.push_back({plain_slice(16, 3, 0), plain_slice(16, 3, 1), plain_slice(16, 3, 2)});
-  }
-  const std::filesystem::path path = folder / slice_file_name(3);
-  save_slices(path, slices);
-  const SliceFile read = load_slices(path, config);
-  EXPECT_EQ(read.groups(), 3);
-  EXPECT_EQ(read.transform, "test");
-  EXPECT_TRUE(read.layers[1][2].value_Lw.equal(slices.layers[1][2].value_Lw));
-  Tensor sum = at::zeros({16, 16});
-  for (const SliceMaps& slice : read.layers[0]) sum += at::matmul(slice.value_Lw, slice.store_Lw.t());
-  EXPECT_TRUE(sum.equal(at::eye(16)));
-
-  ModelConfig deeper = config, wider = config;
-  deeper.n_layers = 3;
-  wider.mla.dims.d_latent = 20;
-  EXPECT_THROW(load_slices(path, deeper), DataError);
-  EXPECT_THROW(load_slices(path, wider), DataError);
-  write_safetensors(path, {{"x", at::ones({1})}});
-  EXPECT_THROW(load_slices(path, config), DataError);
 }
 
 }  // namespace
