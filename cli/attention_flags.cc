@@ -1,5 +1,7 @@
 #include "cli/attention_flags.h"
 
+#include "parlat/base/error.h"
+
 namespace parlat {
 
 void add_attention_options(CLI::App& command, AttentionFlags& flags) {
@@ -19,6 +21,11 @@ AttentionOptions parse(const AttentionFlags& flags) {
   return {.kernel = parse_attention_kernel(flags.kernel),
           .save = parse_saved_keys(flags.save),
           .ring_groups = flags.ring_groups};
+}
+
+void require_tokens(int64_t documents, int64_t sequence) {
+  if (documents <= sequence) return;
+  throw ConfigError("documents: expected at most the {} tokens of a sequence, got {}", sequence, documents);
 }
 
 std::string form_names() {

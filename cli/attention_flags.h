@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cstdint>
 #include <string>
 
 #include "parlat/config/parallel.h"
@@ -14,6 +15,9 @@ struct AttentionFlags {
 };
 void add_attention_options(CLI::App& command, AttentionFlags& flags);
 AttentionOptions parse(const AttentionFlags& flags);
+
+// ConfigError for more --documents than a sequence has tokens.
+void require_tokens(int64_t documents, int64_t sequence);
 
 // "explicit, absorbed, ...".
 std::string form_names();

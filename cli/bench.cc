@@ -5,11 +5,11 @@
 #include "cli/commands.h"
 #include "cli/peak_sites.h"
 #include "cli/ranks.h"
-#include "parlat/base/error.h"
 #include "parlat/base/progress.h"
 #include "parlat/base/units.h"
 #include "parlat/bench/attention_bench.h"
 #include "parlat/bench/comm_bench.h"
+#include "parlat/bench/published_attention.h"
 
 namespace parlat {
 
@@ -72,6 +72,10 @@ nlohmann::json attention_config(const LayerFlags& flags, const AttentionBenchOpt
 
 // Wrong requests are refused before anything is measured.
 void check_grid(const std::vector<CommonOptions>& rank_counts, const AttentionBenchOptions& options) {
+  for (const int64_t sequence : options.sequences) require_tokens(options.documents, sequence);
+  if (options.as_published) {
+    for (const TrainForm form : options.forms) validate_published_form(form);
+  }
   for (const CommonOptions& common : rank_counts) {
     const int ranks = count_ranks(common);
     for (const TrainForm form : options.forms) {
@@ -117,13 +121,11 @@ std::vector<std::string> check_cells(const AttentionBenchRow& row) {
 }
 
 void run_attention(const LayerFlags& flags) {
+  if (flags.dry_run || flags.as_published) require_local_ranks(flags.common);
   AttentionBenchOptions options = attention_options(flags);
   const std::vector<at::ScalarType> dtypes = parse_compute_dtypes(flags.common.dtype);
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
   check_grid(rank_counts, options);
-  if (options.dry_run && flags.common.ranks == "mpi") {
-    throw ConfigError("dry-run: expected --ranks local:N, threads that exchange shapes, got mpi");
-  }
   const size_t combinations = rank_counts.size() * dtypes.size() * options.heads.size() * options.sequences.size();
   const bool prints = is_printing_process(flags.common);
   Progress progress("attention", static_cast<int64_t>(combinations), "shapes", flags.common.quiet || !prints);
@@ -177,12 +179,9 @@ void add_attention(CLI::App& bench) {
   add_inner_norm_eps(*command, flags->inner_norm_eps);
   command->get_option("--dtype")->description("some of fp32,bf16,fp64");
   add_attention_options(*command, flags->attention);
-  command->add_option("--forms", flags->forms, forms_help())->delimiter(',');
-  command->add_option("--sequence", flags->sequences, "tokens of a sequence")
-      ->delimiter(',')
-      ->check(count)
-      ->capture_default_str();
-  command->add_option("--heads", flags->heads, "head counts in place of the model's")->delimiter(',')->check(count);
+  add_list_option(*command, "--forms", flags->forms, forms_help());
+  add_list_option(*command, "--sequence", flags->sequences, "tokens of a sequence")->check(count);
+  add_list_option(*command, "--heads", flags->heads, "head counts in place of the model's")->check(count);
   command->add_option("--d-model", flags->d_model, "in place of the model's")->check(count);
   command->add_option("--batch", flags->batch, "sequences")->check(count)->capture_default_str();
   command->add_option("--documents", flags->documents, "packed into each sequence")
@@ -241,9 +240,7 @@ void add_comm(CLI::App& bench) {
   CLI::App* const command = bench.add_subcommand("comm", "latency and bandwidth of every collective, checked exactly");
   const auto flags = std::make_shared<CommFlags>();
   add_common_options(*command, flags->common);
-  command->add_option("--bytes", flags->options.bytes, "of the fp32 tensor a rank brings")
-      ->delimiter(',')
-      ->capture_default_str();
+  add_list_option(*command, "--bytes", flags->options.bytes, "of the fp32 tensor a rank brings");
   command->add_option("--repeats", flags->options.repeats, "timed samples")->capture_default_str();
   command->callback([flags] { run_comm(*flags); });
 }

@@ -30,12 +30,8 @@ DecodeBenchOptions bench_options(const Flags& flags, const std::string& layout, 
   options.contexts = flags.contexts;
   options.batches = flags.batches;
   options.cache_budget = flags.cache_budget;
-  options.dtype = parse_dtype(flags.common.dtype);
-  options.cache_dtype = flags.cache_dtype.empty() ? options.dtype : parse_dtype(flags.cache_dtype);
-  for (const at::ScalarType dtype : {options.dtype, options.cache_dtype}) {
-    if (dtype != at::kFloat && dtype != at::kBFloat16)
-      throw ConfigError("dtype: expected fp32 or bf16, got {}", name(dtype));
-  }
+  options.dtype = parse_dtype("dtype", flags.common.dtype);
+  options.cache_dtype = flags.cache_dtype.empty() ? options.dtype : parse_dtype("cache-dtype", flags.cache_dtype);
   options.steps = flags.steps;
   options.seed = flags.common.seed;
   return options;
@@ -157,22 +153,12 @@ void add_bench_decode(CLI::App& bench) {
   flags->common.dtype = "bf16";
   command->add_option("--model-config", flags->model_config, "a config.json or a built-in name")->capture_default_str();
   command->add_option("--layers", flags->layers, "in place of the model's")->check(count);
-  command->add_option("--layouts", flags->layouts, "mla, gla, tpla, dcp, tpla-dcp")
-      ->delimiter(',')
-      ->capture_default_str();
+  add_list_option(*command, "--layouts", flags->layouts, "mla, gla, tpla, dcp, tpla-dcp");
   command->add_option("--groups", flags->groups, "slices of the latent (0: one a rank; tpla-dcp: 2)");
-  command->add_option("--context", flags->contexts, "tokens stored")
-      ->delimiter(',')
-      ->check(count)
-      ->capture_default_str();
-  CLI::Option* const batch = command->add_option("--batch", flags->batches, "sequences");
-  batch->delimiter(',')->check(count)->capture_default_str();
-  command
-      ->add_option("--cache-budget", flags->cache_budget,
-                   "bytes of cache a rank, as in 64MB: in place of --batch, the most sequences that fit")
-      ->type_name("SIZE")  // main.cc holds what CLI11 calls INT to digits
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
+  add_list_option(*command, "--context", flags->contexts, "tokens stored")->check(count);
+  CLI::Option* const batch = add_list_option(*command, "--batch", flags->batches, "sequences")->check(count);
+  add_size_option(*command, "--cache-budget", flags->cache_budget,
+                  "bytes of cache a rank, as in 64MB: in place of --batch, the most sequences that fit")
       ->excludes(batch);
   command->add_option("--cache-dtype", flags->cache_dtype, "fp32 or bf16; default: --dtype");
   command->add_option("--steps", flags->steps, "timed steps")->check(count)->capture_default_str();

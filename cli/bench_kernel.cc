@@ -41,6 +41,7 @@ void run(const Flags& flags) {
   const MlaDims dims = load_model_config(flags.model_config).mla.dims;
   const std::vector<at::ScalarType> dtypes = parse_compute_dtypes(flags.common.dtype);
   const std::vector<int64_t> heads = flags.heads.empty() ? std::vector{dims.n_heads} : flags.heads;
+  count_ranks(flags.common);  // what cannot be is refused before anything is measured
   const size_t cells = dtypes.size() * heads.size() * flags.sequences.size() * flags.passes.size();
   Progress progress("kernel", static_cast<int64_t>(cells), "shapes", flags.common.quiet);
   std::vector<std::vector<std::string>> table = {{"kernel", "heads", "S", "dtype", "pass", "ms min", "median", "p90",
@@ -94,10 +95,9 @@ void add_bench_kernel(CLI::App& bench) {
   command->get_option("--dtype")->description("some of fp32,bf16,fp64");
   command->add_option("--model-config", flags->model_config, "whose widths: a config.json or a built-in name")
       ->capture_default_str();
-  command->add_option("--heads", flags->heads, "head counts in place of the model's")->delimiter(',')->check(count);
-  command->add_option("--sequence", flags->sequences, "tokens")->delimiter(',')->check(count)->capture_default_str();
-  command->add_option("--pass", flags->passes, "some of forward,forward+backward")
-      ->delimiter(',')
+  add_list_option(*command, "--heads", flags->heads, "head counts in place of the model's")->check(count);
+  add_list_option(*command, "--sequence", flags->sequences, "tokens")->check(count);
+  add_list_option(*command, "--pass", flags->passes, "some of forward,forward+backward")
       ->check(CLI::IsMember({"forward", "forward+backward"}));
   command->add_option("--repeats", flags->repeats, "timed passes")->check(count)->capture_default_str();
   command->callback([flags] { run(*flags); });

@@ -2,7 +2,7 @@
 #include <set>
 
 #include "cli/commands.h"
-#include "cli/common.h"
+#include "cli/ranks.h"
 #include "parlat/base/error.h"
 #include "parlat/base/progress.h"
 #include "parlat/bench/nondeterminism_bench.h"

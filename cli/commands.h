@@ -14,7 +14,7 @@ void add_verify(CLI::App& app);
 void add_eval(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_convert(CLI::App& app);
-void add_plan(CLI::App& app);
+CLI::App& add_plan(CLI::App& app);     // with train and decode, which need no torch
 void add_plan_decode(CLI::App& plan);  // a subcommand of plan
 void add_plan_calibrate(CLI::App& plan);
 void add_bench(CLI::App& app);

@@ -1,52 +1,28 @@
 #include "cli/common.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <string_view>
 
+#include "cli/record.h"
 #include "parlat/base/error.h"
-#include "parlat/base/log.h"
 #include "parlat/base/printable.h"
-#include "parlat/bench/record.h"
 #include "parlat/io/files.h"
-#include "parlat/tensor/shape.h"
 
 namespace parlat {
 
 namespace {
-
-constexpr std::string_view kLocal = "local:";
-
-int parse_local_ranks(const std::string& text) {
-  int ranks = 0;
-  const char* const end = text.data() + text.size();
-  if (!text.starts_with(kLocal)) throw ConfigError("ranks: expected local:N or mpi, got '{}'", text);
-  const auto [stop, error] = std::from_chars(text.data() + kLocal.size(), end, ranks);
-  if (error != std::errc() || stop != end || ranks < 1 || ranks > 1024) {
-    throw ConfigError("ranks: expected local:N with N from 1 to 1024, or mpi, got '{}'", text);
-  }
-  return ranks;
-}
 
 // Less is no wait at all; more does not fit into the nanoseconds of a clock. NaN is neither.
 std::string check_timeout(const std::string& text) {
   const double seconds = std::strtod(text.c_str(), nullptr);
   if (1e-3 <= seconds && seconds <= 1e9) return "";
   return fmt::format("expected 0.001 to 1e9 seconds, got {}", text);
-}
-
-// Known before MPI is: a wrong flag is reported by one process only.
-int launched_rank() {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
-    if (const char* rank = std::getenv(variable)) return std::atoi(rank);
-  }
-  return 0;
 }
 
 }  // namespace
@@ -77,32 +53,28 @@ void add_common_options(CLI::App& command, CommonOptions& options) {
   command.add_flag("--quiet", options.quiet, "no progress, warnings only");
 }
 
-void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body) {
-  set_quiet(options.quiet);
-  if (launched_rank() == 0) require_writable(options.json);
-  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3))};
-  if (options.ranks == "mpi") return run_mpi_rank(body, options.threads, comm);
-  run_local_ranks(parse_local_ranks(options.ranks), body, options.threads, comm);
+CLI::Option* add_size_option(CLI::App& command, const std::string& flag, int64_t& bytes, const std::string& help) {
+  const auto to_bytes = [](std::string& text) {
+    const std::string given = text;
+    const CLI::AsSizeValue parse(/*kb_is_1000=*/true);
+    uint64_t count = 0;
+    try {  // to CLI11 -1 is a large size, and GB alone is 1GB
+      if (!given.empty() && std::isdigit(given.front()) != 0 && parse(text).empty())
+        CLI::detail::lexical_cast(text, count);
+    } catch (const CLI::ValidationError&) {  // said below
+    }
+    if (1 <= count && count <= uint64_t{1} << 60) return std::string();
+    return fmt::format("expected a whole number of bytes from 1 to 2^60, as in 80GB, got '{}'", given);
+  };
+  return command.add_option(flag, bytes, help)
+      ->type_name("SIZE [b, kb(=1000b), kib(=1024b), ...]")  // program.cc holds what CLI11 calls INT to digits
+      ->transform(CLI::Validator(to_bytes, ""));
 }
 
-void load_in_every_process(const CommonOptions& options, const std::function<void()>& load) {
-  if (options.ranks != "mpi") return load();
-  with_ranks(options, [&](Communicator& comm) {
-    load();
-    comm.barrier("loading");
-  });
-}
-
-at::ScalarType parse_compute_dtype(const std::string& text) {
-  const at::ScalarType dtype = parse_dtype(text);
-  if (dtype == at::kHalf) throw ConfigError("dtype: expected fp32, bf16 or fp64, got {}", text);
-  return dtype;
-}
-
-std::vector<at::ScalarType> parse_compute_dtypes(const std::string& text) {
-  std::vector<at::ScalarType> dtypes;
-  for (const std::string& dtype : CLI::detail::split(text, ',')) dtypes.push_back(parse_compute_dtype(dtype));
-  return dtypes;
+std::vector<std::string> split_list(const std::string& flag, const std::string& text) {
+  std::vector<std::string> elements = CLI::detail::split(text + ",", ',');  // which passes over an empty last one
+  if (std::find(elements.begin(), elements.end(), "") == elements.end()) return elements;
+  throw ConfigError("{}: expected values with one comma between them, got '{}'", flag, text);
 }
 
 void add_inner_norm_eps(CLI::App& command, double& eps) {
@@ -117,6 +89,13 @@ ModelConfig load_model_config(const std::string& path_or_name, double inner_norm
   ModelConfig config = load_model_config(path_or_name);
   config.mla.inner_norm_eps = inner_norm_eps;
   return config;
+}
+
+int launched_rank() {
+  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"}) {
+    if (const char* rank = std::getenv(variable)) return std::atoi(rank);
+  }
+  return 0;
 }
 
 int report_error(const std::exception& error) {

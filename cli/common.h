@@ -1,20 +1,20 @@
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "parlat/comm/communicator.h"
 #include "parlat/config/model_config.h"
 
 namespace parlat {
 
-// The flags every subcommand shares.
+// What every subcommand shares, without torch; cli/ranks.h has what those that compute share.
 struct CommonOptions {
   std::string ranks = "local:1";  // local:N or mpi
   int threads = 1;                // intra-op threads of one rank
@@ -26,24 +26,28 @@ struct CommonOptions {
 };
 void add_common_options(CLI::App& command, CommonOptions& options);
 
-// Runs body(comm) on the ranks that --ranks names: threads of this process, or the processes that mpirun started.
-// Throws the first error of any rank, ConfigError for a --ranks that cannot be, and DataError, before anything runs,
-// for a --json that cannot be written.
-void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body);
+// A flag for bytes that are given as 80GB, 64MiB or 1000: a whole number from 1 to 2^60.
+CLI::Option* add_size_option(CLI::App& command, const std::string& flag, int64_t& bytes, const std::string& help);
 
-// Runs load() in this process. Under mpirun every process runs its own and meets the others afterwards, so that a file
-// that only one of them cannot read is reported.
-void load_in_every_process(const CommonOptions& options, const std::function<void()>& load);
+// A flag for values that are given as a,b,c, which run_program holds to split_list. CLI11 would write the default as
+// whatever operator<< for vectors it sees does.
+template <typename Value>
+CLI::Option* add_list_option(CLI::App& command, const std::string& flag, std::vector<Value>& values,
+                             const std::string& help) {
+  CLI::Option* const option = command.add_option(flag, values, help)->delimiter(',');
+  return values.empty() ? option : option->default_str(fmt::format("{}", fmt::join(values, ",")));
+}
 
-// --dtype of commands that compute, one of fp32, bf16 and fp64. ConfigError for others.
-at::ScalarType parse_compute_dtype(const std::string& text);
-// Several, separated by commas.
-std::vector<at::ScalarType> parse_compute_dtypes(const std::string& text);
+// The elements of "a,b,c". ConfigError, which names the flag, where one is empty.
+std::vector<std::string> split_list(const std::string& flag, const std::string& text);
 
 // --inner-norm-eps of commands that take a model: what q_norm and kv_norm add to the mean square.
 void add_inner_norm_eps(CLI::App& command, double& eps);
 // load_model_config with that eps. ConfigError unless it lies between 0 and 1.
 ModelConfig load_model_config(const std::string& path_or_name, double inner_norm_eps);
+
+// Known before MPI is, 0 without mpirun: a wrong flag is reported by one process only.
+int launched_rank();
 
 // Prints "parlat: error: ..." on stderr, once over all ranks unless it is about a peer, and returns the exit code.
 int report_error(const std::exception& error);
@@ -57,7 +61,7 @@ void flush_stdout();
 
 // DataError, before anything is measured or printed, where a --json cannot be written; nothing for an empty path.
 void require_writable(const std::filesystem::path& file);
-// The record of a run (parlat/bench/record.h) into the file that --json names; without --json nothing.
+// The record of a run (cli/record.h) into the file that --json names; without --json nothing.
 void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,
                   const nlohmann::json& rows);
 

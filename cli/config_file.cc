@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/common.h"
 #include "parlat/base/error.h"
 
 namespace parlat {
@@ -23,6 +24,9 @@ CLI::App* find_section(CLI::App& app, const std::vector<std::string>& names) {
 std::string set(CLI::Option& option, const CLI::ConfigItem& item) {
   const bool is_flag = option.get_expected_min() == 0;
   if (item.inputs.empty()) return "expected a value, got none";
+  if (option.get_delimiter() == ',') {
+    for (const std::string& input : item.inputs) split_list(option.get_name().substr(2), input);
+  }
   if (is_flag ? item.inputs.size() != 1 : static_cast<int>(item.inputs.size()) > option.get_items_expected_max()) {
     return fmt::format("expected one value, got {}", CLI::detail::join(item.inputs, ", "));
   }
@@ -64,8 +68,8 @@ void ConfigFile::apply(const CLI::ConfigItem& item) const {
     throw ConfigError("{}: expected a subcommand's flag under [its name], got no such one", place);
   }
   if (!section->parsed() || !option->empty()) return;
-  if (const std::string problem = set(*option, item); !problem.empty()) throw ConfigError("{}: {}", place, problem);
   places_[item.name] = place;
+  if (const std::string problem = set(*option, item); !problem.empty()) throw ConfigError("{}: {}", place, problem);
 }
 
 std::string ConfigFile::located(const std::string& error) const {

@@ -1,7 +1,7 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "cli/common.h"
+#include "cli/ranks.h"
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
 #include "parlat/base/progress.h"
@@ -95,9 +95,7 @@ void add_convert(CLI::App& app) {
   command->add_option("--out", flags->options.out, "folder to write; for balanced it may be the model's own")
       ->required();
   command->add_option("--transform", flags->transform, "hadamard, pca or balanced")->capture_default_str();
-  command->add_option("--groups", flags->options.groups, "slices of the latent; several: a file each")
-      ->delimiter(',')
-      ->capture_default_str();
+  add_list_option(*command, "--groups", flags->options.groups, "slices of the latent; several: a file each");
   command->add_option("--calibration", flags->calibration, "UTF-8 texts")->required();
   command->add_option("--calibration-tokens", flags->tokens, "of all texts together")
       ->check(count)

@@ -1,5 +1,6 @@
 #include "cli/decode_flags.h"
 
+#include "cli/ranks.h"
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
 #include "parlat/decode/cache_size.h"
@@ -39,13 +40,8 @@ bool exact_prefill(const DecodeFlags& flags) {
 
 std::unique_ptr<Decoder> make_decoder(const DecodeFlags& flags, const ModelConfig& config, const LayoutSpec& layout,
                                       int64_t cache_tokens, Communicator& comm) {
-  const at::ScalarType dtype = parse_dtype(flags.common.dtype);
-  const at::ScalarType cache_dtype = flags.cache_dtype.empty() ? dtype : parse_dtype(flags.cache_dtype);
-  for (const at::ScalarType given : {dtype, cache_dtype}) {
-    if (given != at::kFloat && given != at::kBFloat16) {
-      throw ConfigError("dtype: expected fp32 or bf16 for decoding, got {}", name(given));
-    }
-  }
+  const at::ScalarType dtype = parse_dtype("dtype", flags.common.dtype);
+  const at::ScalarType cache_dtype = flags.cache_dtype.empty() ? dtype : parse_dtype("cache-dtype", flags.cache_dtype);
   require_cache_memory(config, layout, cache_tokens, cache_dtype, comm);
   const ModelSource source{.directory = flags.model, .slices = flags.slices, .seed = flags.common.seed};
   const bool own_slices = layout.groups > 1 && layout.layout != DecodeLayout::kGla && flags.slices.empty();

@@ -164,8 +164,7 @@ void add_eval(CLI::App& app) {
   add_decode_flags(*command, flags->decode);
   const CLI::Range count(int64_t{0}, int64_t{1} << 40);
   command->add_option("--data", flags->data, "UTF-8 text")->required();
-  command->add_option("--layouts", flags->layouts, "several layouts, one row each, instead of --layout")
-      ->delimiter(',');
+  add_list_option(*command, "--layouts", flags->layouts, "several layouts, one row each, instead of --layout");
   command->add_option("--reference", flags->reference, "layout that KL and agreement refer to, or none")
       ->capture_default_str();
   command->add_option("--sequence", flags->window, "tokens of a window")->check(count)->capture_default_str();

@@ -6,6 +6,7 @@
 
 #include "cli/commands.h"
 #include "cli/decode_flags.h"
+#include "cli/ranks.h"
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
 #include "parlat/config/json_fields.h"

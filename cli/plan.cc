@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+
+#include <cmath>
 #include <memory>
 
 #include "cli/attention_flags.h"
@@ -6,7 +9,6 @@
 #include "cli/plan_flags.h"
 #include "parlat/base/units.h"
 #include "parlat/plan/crossover.h"
-#include "parlat/train/step_record.h"
 
 namespace parlat {
 
@@ -174,10 +176,7 @@ void add_plan_train(CLI::App& plan) {
       ->capture_default_str();
   add_plan_machine(*command, flags->machine, options.ranks, options.nodes, options.dtype);
   add_attention_options(*command, flags->attention);
-  command->add_option("--sequence", flags->sequences, "tokens of a sequence")
-      ->delimiter(',')
-      ->check(count)
-      ->capture_default_str();
+  add_list_option(*command, "--sequence", flags->sequences, "tokens of a sequence")->check(count);
   command->add_option("--batch", options.batch, "sequences")->check(count)->capture_default_str();
   command->add_option("--heads", flags->heads, "in place of the model's")->check(CLI::Range(1, 1 << 20));
   command
@@ -189,9 +188,15 @@ void add_plan_train(CLI::App& plan) {
   command->add_option("--pass", flags->pass, "forward or forward+backward")
       ->check(CLI::IsMember({"forward", "forward+backward"}))
       ->capture_default_str();
-  add_plan_memory(*command, flags->memory, "of a rank for attention's activations, as in 60GB; default: the machine's");
+  add_size_option(*command, "--memory", flags->memory,
+                  "of a rank for attention's activations, as in 60GB; default: the machine's");
   command->add_option("--json", flags->common.json, "write every figure to this file");
   command->callback([flags] { run_train(*flags); });
+}
+
+std::string check_dtype(const std::string& text) {
+  if (text == "bf16" || text == "fp32" || text == "fp64") return "";
+  return fmt::format("expected bf16, fp32 or fp64, got '{}'", text);
 }
 
 }  // namespace
@@ -206,22 +211,15 @@ void add_plan_machine(CLI::App& command, std::string& machine, int64_t& ranks, i
   command.add_option("--nodes", nodes, "that they are spread over evenly")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  command.add_option("--dtype", dtype, "bf16, fp32 or fp64")->capture_default_str();
+  command.add_option("--dtype", dtype, "bf16, fp32 or fp64")->check(check_dtype)->capture_default_str();
 }
 
-void add_plan_memory(CLI::App& command, int64_t& memory, const std::string& help) {
-  command.add_option("--memory", memory, help)
-      ->type_name("SIZE")  // main.cc holds what CLI11 calls INT to digits
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 60));
-}
-
-void add_plan(CLI::App& app) {
+CLI::App& add_plan(CLI::App& app) {
   CLI::App* const plan = app.add_subcommand("plan", "predict, without running anything, what would take how long");
   plan->require_subcommand(1);
   add_plan_train(*plan);
   add_plan_decode(*plan);
-  add_plan_calibrate(*plan);
+  return *plan;
 }
 
 }  // namespace parlat

@@ -5,10 +5,10 @@
 
 #include "cli/commands.h"
 #include "cli/ranks.h"
+#include "cli/record.h"
 #include "parlat/base/error.h"
 #include "parlat/base/memory_limit.h"
 #include "parlat/bench/calibrate.h"
-#include "parlat/bench/record.h"
 #include "parlat/io/files.h"
 
 namespace parlat {

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 
@@ -134,14 +136,15 @@ void add_plan_decode(CLI::App& plan) {
   add_plan_machine(*command, flags->machine, options.ranks, options.nodes, options.dtype);
   command->add_option("--weights", flags->weights, "fp8, or one of --dtype's; default: --dtype")
       ->check(CLI::IsMember({"fp8", "bf16", "fp32", "fp64"}));
-  command->add_option("--context", flags->contexts, "tokens stored")
-      ->delimiter(',')
-      ->check(count)
-      ->capture_default_str();
-  command->add_option("--batch", options.batches, "sequences, besides the most that fit")->delimiter(',')->check(count);
+  add_list_option(*command, "--context", flags->contexts, "tokens stored")->check(count);
+  add_list_option(*command, "--batch", options.batches, "sequences, besides the most that fit")->check(count);
   command->add_option("--layers", flags->layers, "in place of the model's")->check(CLI::Range(1, 1 << 20));
   command->add_flag("--attention-only", options.attention_only, "without MLP, experts, embedding and head");
-  add_plan_memory(*command, flags->memory, "of a rank, for weights and cache, as in 80GB; default: the machine's");
+  command->add_flag("--split-projections", options.split_projections,
+                    "slices share out queries and outputs, and exchange them; otherwise each computes all");
+  command->add_flag("--two-batches", options.two_batches, "one computes while the other exchanges, where faster");
+  add_size_option(*command, "--memory", flags->memory,
+                  "of a rank, for weights and cache, as in 80GB; default: the machine's");
   command->add_option("--json", flags->common.json, "write every figure to this file");
   command->callback([flags] { run(*flags); });
 }

@@ -1,15 +1,57 @@
 #include "cli/ranks.h"
 
 #include <atomic>
+#include <charconv>
+#include <chrono>
+#include <string_view>
+
+#include "parlat/base/error.h"
+#include "parlat/base/log.h"
+#include "parlat/kernels/instruction_sets.h"
+#include "parlat/tensor/shape.h"
 
 namespace parlat {
+
+namespace {
+
+constexpr std::string_view kLocal = "local:";
+
+int parse_local_ranks(const std::string& text) {
+  int ranks = 0;
+  const char* const end = text.data() + text.size();
+  if (!text.starts_with(kLocal)) throw ConfigError("ranks: expected local:N or mpi, got '{}'", text);
+  const auto [stop, error] = std::from_chars(text.data() + kLocal.size(), end, ranks);
+  if (error != std::errc() || stop != end || ranks < 1 || ranks > 1024) {
+    throw ConfigError("ranks: expected local:N with N from 1 to 1024, or mpi, got '{}'", text);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body) {
+  apply_instruction_set();
+  set_quiet(options.quiet);
+  if (launched_rank() == 0) require_writable(options.json);
+  const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3))};
+  if (options.ranks == "mpi") return run_mpi_rank(body, options.threads, comm);
+  run_local_ranks(parse_local_ranks(options.ranks), body, options.threads, comm);
+}
+
+void load_in_every_process(const CommonOptions& options, const std::function<void()>& load) {
+  if (options.ranks != "mpi") return load();
+  with_ranks(options, [&](Communicator& comm) {
+    load();
+    comm.barrier("loading");
+  });
+}
 
 std::vector<CommonOptions> each_rank_count(const CommonOptions& options) {
   const size_t colon = options.ranks.find(':');
   if (colon == std::string::npos) return {options};
   const std::string backend = options.ranks.substr(0, colon);
   std::vector<CommonOptions> all;
-  for (const std::string& count : CLI::detail::split(options.ranks.substr(colon + 1), ',')) {
+  for (const std::string& count : split_list("ranks", options.ranks.substr(colon + 1))) {
     all.push_back(options);
     all.back().ranks = backend + ":" + count;
   }
@@ -27,6 +69,31 @@ bool is_printing_process(const CommonOptions& options) {
   int rank = 0;
   with_ranks(options, [&](Communicator& comm) { rank = comm.rank(); });
   return rank == 0;
+}
+
+void require_local_ranks(const CommonOptions& options) {
+  if (options.ranks != "mpi") return;
+  throw ConfigError("dry-run: expected --ranks local:N, threads that exchange shapes, got mpi");
+}
+
+at::ScalarType parse_dtype(const std::string& flag, const std::string& text,
+                           const std::vector<at::ScalarType>& allowed) {
+  std::string names;
+  for (const at::ScalarType dtype : allowed) {
+    if (name(dtype) == text) return dtype;
+    names += (names.empty() ? "" : dtype == allowed.back() ? " or " : ", ") + std::string(name(dtype));
+  }
+  throw ConfigError("{}: expected {}, got '{}'", flag, names, text);
+}
+
+at::ScalarType parse_compute_dtype(const std::string& text) {
+  return parse_dtype("dtype", text, {at::kFloat, at::kBFloat16, at::kDouble});
+}
+
+std::vector<at::ScalarType> parse_compute_dtypes(const std::string& text) {
+  std::vector<at::ScalarType> dtypes;
+  for (const std::string& dtype : split_list("dtype", text)) dtypes.push_back(parse_compute_dtype(dtype));
+  return dtypes;
 }
 
 }  // namespace parlat

@@ -8,8 +8,8 @@
 
 #include "cli/attention_flags.h"
 #include "cli/commands.h"
-#include "cli/common.h"
 #include "cli/peak_sites.h"
+#include "cli/ranks.h"
 #include "parlat/base/error.h"
 #include "parlat/base/units.h"
 #include "parlat/train/dry_run.h"
@@ -101,7 +101,7 @@ std::unique_ptr<Tokenizer> choose_tokenizer(const Flags& flags) {
 
 TrainSettings resolve(const Flags& flags, int ranks) {
   TrainSettings settings = flags.settings;
-  settings.dtype = parse_dtype(flags.common.dtype);
+  settings.dtype = parse_dtype("dtype", flags.common.dtype);
   settings.seed = flags.common.seed;
   settings.quiet = flags.common.quiet;
   settings.learning_rate.schedule = parse_schedule(flags.schedule);
@@ -179,9 +179,7 @@ Inputs load_inputs(const Flags& flags) {
 
 // One step's bytes and memory, of the rank with most.
 void run_dry(const Flags& flags) {
-  if (flags.common.ranks == "mpi") {
-    throw ConfigError("dry-run: expected --ranks local:N, threads that exchange shapes, got mpi");
-  }
+  require_local_ranks(flags.common);
   const ModelConfig config = load_config(flags);
   std::mutex mutex;
   TrainSettings settings;

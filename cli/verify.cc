@@ -130,6 +130,7 @@ nlohmann::json to_json(const Row& row, const Flags& flags, int64_t heads) {
 }
 
 void run(Flags& flags, bool ranks_given) {
+  require_tokens(flags.documents, flags.sequence);
   MlaWeights weights;
   load_in_every_process(flags.common, [&] { weights = make_weights(flags); });
   const LayerCase layer = make_layer_case(
@@ -194,7 +195,7 @@ void add_verify(CLI::App& app) {
   add_inner_norm_eps(*command, flags->inner_norm_eps);
   command->add_flag("--quick", flags->quick, "the layer of --model-config made small")->excludes(model);
   add_attention_options(*command, flags->attention);
-  command->add_option("--forms", flags->forms, forms_help())->delimiter(',');
+  add_list_option(*command, "--forms", flags->forms, forms_help());
   command->add_option("--sequence", flags->sequence, "tokens")->check(count)->capture_default_str();
   command->add_option("--batch", flags->batch, "sequences")->check(count)->capture_default_str();
   command->add_option("--documents", flags->documents, "packed into each sequence")

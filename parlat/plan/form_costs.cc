@@ -108,6 +108,11 @@ void pass_latents(const AttentionShape& shape, int64_t n_groups, FormCosts& cost
 
 }  // namespace
 
+nlohmann::json to_json(const SentBytes& sent) {
+  return {{"all_to_all", sent.all_to_all}, {"all_gather", sent.all_gather}, {"reduce_scatter", sent.reduce_scatter},
+          {"all_reduce", sent.all_reduce}, {"send_recv", sent.send_recv},   {"total", sent.total()}};
+}
+
 FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
   const MlaDims& d = shape.dims;
   PARLAT_ASSERT(0 <= shape.rank && shape.rank < shape.ranks() && shape.batch > 0, "rank {} of {}, batch {}", shape.rank,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "parlat/config/model_config.h"
@@ -24,6 +25,8 @@ struct SentBytes {
   int64_t all_to_all = 0, all_gather = 0, reduce_scatter = 0, all_reduce = 0, send_recv = 0;
   int64_t total() const { return all_to_all + all_gather + reduce_scatter + all_reduce + send_recv; }
 };
+// {"all_to_all": bytes, ..., "total": bytes}
+nlohmann::json to_json(const SentBytes& sent);
 
 // saved_bytes: every tensor that the forward pass of one layer leaves alive for its backward pass, beside the input x,
 // the weights, the rope tables and the output. In all forms, with t local tokens, T tokens of the batch and h local

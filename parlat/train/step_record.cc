@@ -12,11 +12,6 @@ SentBytes sent_bytes(const Traffic& traffic) {
           .send_recv = traffic[Collective::kSendRecv].bytes};
 }
 
-json to_json(const SentBytes& sent) {
-  return {{"all_to_all", sent.all_to_all}, {"all_gather", sent.all_gather}, {"reduce_scatter", sent.reduce_scatter},
-          {"all_reduce", sent.all_reduce}, {"send_recv", sent.send_recv},   {"total", sent.total()}};
-}
-
 json to_json(const std::vector<MemoryMeter::Site>& sites) {
   json bytes = json::object();
   for (const MemoryMeter::Site& site : sites) bytes[site.name] = site.bytes;

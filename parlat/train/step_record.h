@@ -23,8 +23,6 @@ struct StepRecord {
 nlohmann::json to_json(const StepRecord& record);
 
 SentBytes sent_bytes(const Traffic& traffic);
-// {"all_to_all": bytes, ..., "total": bytes}
-nlohmann::json to_json(const SentBytes& sent);
 // {"probabilities": bytes, ...}
 nlohmann::json to_json(const std::vector<MemoryMeter::Site>& sites);
 

@@ -1,7 +1,6 @@
-#include "parlat/bench/record.h"
+#include "cli/record.h"
 
-#include <ATen/Version.h>
-
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -21,15 +20,32 @@ std::string cpu_name() {
   return "unknown";
 }
 
+// Torch is not asked, whose libraries take longer to load than a plan to make.
+const char* isa() {
+#ifdef __x86_64__
+  const bool fma = __builtin_cpu_supports("fma");
+  if (fma && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq")) {
+    return "AVX512";
+  }
+  if (fma && __builtin_cpu_supports("avx2")) return "AVX2";
+#endif
+  return "DEFAULT";
+}
+
 }  // namespace
 
 BuildInfo build_info() { return {.version = PARLAT_VERSION, .commit = PARLAT_COMMIT}; }
 
 nlohmann::json machine_json() {
-  return {{"cpu", cpu_name()},
-          {"cores", std::thread::hardware_concurrency()},
-          {"isa", at::get_cpu_capability()},
-          {"memory_bytes", memory_limit()}};
+  nlohmann::json machine = {{"cpu", cpu_name()},
+                            {"cores", std::thread::hardware_concurrency()},
+                            {"isa", isa()},
+                            {"memory_bytes", memory_limit()}};
+  if (const char* const forced = std::getenv("PARLAT_ISA"); forced != nullptr && *forced != '\0') {
+    machine["forced_isa"] = forced;
+  }
+  return machine;
 }
 
 nlohmann::json make_record(const std::string& command, const nlohmann::json& config, const nlohmann::json& rows) {

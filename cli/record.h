@@ -11,7 +11,8 @@ struct BuildInfo {
 };
 BuildInfo build_info();
 
-// {cpu, cores, isa, memory_bytes} of this machine; isa is what torch's own kernels choose (AVX2, AVX512, ...).
+// {cpu, cores, isa, memory_bytes} of this machine; isa is what torch's kernels choose here and what it calls that
+// (AVX512, AVX2, ...). forced_isa, where PARLAT_ISA is set: what parlat's own kernels are held to.
 nlohmann::json machine_json();
 
 // What --json writes, of every command: {command, version, commit, machine, config, rows}.
