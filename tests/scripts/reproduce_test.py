@@ -1,7 +1,5 @@
 """scripts/reproduce: the papers' figures are whole, records are used again, pages set both side by side."""
 import contextlib
-import importlib.machinery
-import importlib.util
 import io
 import json
 import os
@@ -10,9 +8,13 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "reproduce"
+sys.path.insert(0, str(SCRIPT.parent))
+from reproduce_lib import laga, pages, records  # noqa: E402
+
 # Counts its calls but for --version, and writes them where --json says.
 PARLAT = """#!/usr/bin/env python3
 import json, pathlib, sys
@@ -26,21 +28,14 @@ json.dump({"rows": [], "arguments": sys.argv[1:]}, open(sys.argv[sys.argv.index(
 """
 
 
-def load():
-    loader = importlib.machinery.SourceFileLoader("reproduce", str(SCRIPT))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("reproduce", loader))
-    loader.exec_module(module)
-    return module
-
-
 class Reproduce(unittest.TestCase):
     def setUp(self):
         self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
-        self.reproduce = load()
-        self.reproduce.OUT = self.folder
-        self.reproduce.PARLAT = self.folder / "parlat"
-        self.reproduce.PARLAT.write_text(PARLAT)
-        os.chmod(self.reproduce.PARLAT, stat.S_IRWXU)
+        program = self.folder / "parlat"
+        program.write_text(PARLAT)
+        os.chmod(program, stat.S_IRWXU)
+        for name, value in (("OUT", self.folder), ("PARLAT", program), ("program_version", lambda: "parlat 1 (c)")):
+            self.enterContext(unittest.mock.patch.object(records, name, value))
 
     def test_paper_tables_are_whole(self):
         for tables in json.loads((SCRIPT.parent / "paper_tables.json").read_text()).values():
@@ -51,11 +46,11 @@ class Reproduce(unittest.TestCase):
 
     def test_a_record_is_measured_once_a_command(self):
         calls = self.folder / "calls"
-        first = self.reproduce.parlat("one", "inspect", "x")
+        first = records.parlat("one", "inspect", "x")
         self.assertEqual(first["arguments"], ["inspect", "x", "--json", str(self.folder / "one.json")])
-        self.assertEqual(self.reproduce.parlat("one", "inspect", "x"), first)
+        self.assertEqual(records.parlat("one", "inspect", "x"), first)
         self.assertEqual(calls.read_text(), "x")
-        self.reproduce.parlat("one", "inspect", "y")
+        records.parlat("one", "inspect", "y")
         self.assertEqual(calls.read_text(), "xx")
 
     def test_a_record_is_measured_anew_by_another_program_or_on_other_files(self):
@@ -64,7 +59,7 @@ class Reproduce(unittest.TestCase):
             folder.mkdir()
 
         def calls():
-            self.reproduce.parlat("one", "inspect", "--model", model, "--data", text, "--out", own, folder=own)
+            records.parlat("one", "inspect", "--model", model, "--data", text, "--out", own, folder=own)
             own.mkdir(exist_ok=True)
             (own / "config.json").write_text(str(os.urandom(4)))
             return len((self.folder / "calls").read_text())
@@ -75,19 +70,19 @@ class Reproduce(unittest.TestCase):
             self.assertEqual([calls(), calls()], [expected, expected], file)
         text.write_text("other")
         self.assertEqual([calls(), calls()], [5, 5])
-        self.reproduce.program_version = lambda: "parlat 1 (d)"
+        records.program_version = lambda: "parlat 1 (d)"
         self.assertEqual([calls(), calls()], [6, 6])
 
     def test_what_is_computed_is_never_used_again(self):
         for command in (["plan", "train"], ["bench", "attention", "--dry-run"]):
             for _ in range(2):
-                self.reproduce.parlat("one", *command)
+                records.parlat("one", *command)
         self.assertEqual((self.folder / "calls").read_text(), "xxxx")
 
     def test_equal_tensors_come_by_name(self):
         cell = {"peak_sites": {name: 1e6 for name in "cab"}, "ranks": 8, "sequence": 16384}
-        rows = [cell | {"form": form} for form in self.reproduce.FORMS]
-        lines = self.reproduce.sites({("eager", published): rows for published in (True, False)}, "eager").splitlines()
+        rows = [cell | {"form": form} for form in laga.FORMS]
+        lines = laga.sites({("eager", published): rows for published in (True, False)}, "eager").splitlines()
         self.assertEqual([line.split()[1] for line in lines[2:]], ["a", "b", "c"])
 
     def test_refusals_are_one_line_before_any_work(self):
@@ -101,22 +96,22 @@ class Reproduce(unittest.TestCase):
             self.assertRegex(done.stderr, rf"^reproduce: .*{words}.*\n$")
 
     def test_a_failed_command_leaves_no_record_behind(self):
-        self.reproduce.parlat("one", "inspect", "x")
+        records.parlat("one", "inspect", "x")
         said = io.StringIO()
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
-            self.reproduce.parlat("one", "inspect", "fail")
+            records.parlat("one", "inspect", "fail")
         self.assertRegex(said.getvalue(), "exit 3 of .* fail")
-        self.reproduce.parlat("one", "inspect", "x")
+        records.parlat("one", "inspect", "x")
         self.assertEqual((self.folder / "calls").read_text(), "xxx")
 
     def test_rows_are_found_and_set(self):
         rows = [{"form": "laga", "ranks": 2}, {"form": "laga", "ranks": 4}, {"form": "ring", "ranks": 4}]
-        self.assertIs(self.reproduce.find(rows, form="laga", ranks=4), rows[1])
-        self.assertIsNone(self.reproduce.find(rows, form="explicit"))
+        self.assertIs(records.find(rows, form="laga", ranks=4), rows[1])
+        self.assertIsNone(records.find(rows, form="explicit"))
         with self.assertRaises(SystemExit):
-            self.reproduce.find(rows, form="laga")
-        self.assertEqual(self.reproduce.markdown(["a", "b"], [[1, 2]]), "| a | b |\n| --- | --- |\n| 1 | 2 |")
-        self.assertEqual([self.reproduce.number(value) for value in (None, 1234.567, 0, 0.0012)],
+            records.find(rows, form="laga")
+        self.assertEqual(pages.markdown(["a", "b"], [[1, 2]]), "| a | b |\n| --- | --- |\n| 1 | 2 |")
+        self.assertEqual([pages.number(value) for value in (None, 1234.567, 0, 0.0012)],
                          ["-", "1,234.57", "0.00", "1.2e-03"])
 
 
