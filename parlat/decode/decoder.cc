@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
+#include <cmath>
+
 #include "parlat/base/error.h"
 #include "parlat/decode/attend.h"
 #include "parlat/decode/feed_forward.h"
@@ -250,7 +252,12 @@ Tensor Decoder::logits(const Tensor& hidden_mD) {
     all.push_back(at::empty({hidden_mD.size(0), share}, at::kFloat));
   }
   comm_.all_gather(own, all, "decode logits").wait();
-  return at::cat(all, 1);
+  const Tensor logits_mV = at::cat(all, 1);
+  // In fp64 a sum of finite numbers is finite.
+  if (const double sum = logits_mV.sum(at::kDouble).item<double>(); !std::isfinite(sum)) {
+    throw DataError("{}: expected weights that give finite logits, got {}", shard_.origin, sum);
+  }
+  return logits_mV;
 }
 
 }  // namespace parlat

@@ -50,7 +50,8 @@ class Decoder {
   // give them, before their own norm.
   void import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd);
 
-  // hidden [m, D] -> [m, vocabulary] fp32, on every rank.
+  // hidden [m, D] -> [m, vocabulary] fp32, on every rank. Throws DataError, naming the checkpoint, where they are not
+  // finite: its weights are not, or nearly so.
   Tensor logits(const Tensor& hidden_mD);
 
   // A sequence of at most `tokens` tokens. Throws ConfigError where the cache has no room.

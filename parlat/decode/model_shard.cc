@@ -113,6 +113,7 @@ std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& 
 ModelShard load_model_shard(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout, int ranks,
                             int rank, at::ScalarType dtype) {
   ModelShard shard{.config = config,
+                   .origin = source.directory.empty() ? config.name : source.directory.string(),
                    .placement = place(layout, config.mla.dims.n_heads, ranks, rank),
                    .vocabulary = {},
                    .embedding = {},

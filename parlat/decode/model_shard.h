@@ -33,6 +33,7 @@ struct LayerShard {
 // What one rank of a decoding model holds. Activations are fp32, weights fp32 or bf16; norms and router fp32.
 struct ModelShard {
   ModelConfig config;  // of the whole model
+  std::string origin;  // the checkpoint's folder, or the config's name of random weights: for errors
   Placement placement;
   Range vocabulary;  // rows of embedding and head
   Tensor embedding, final_norm, head;

@@ -33,7 +33,6 @@ void validate(const Sampling& s) {
 
 int64_t sample(const Tensor& logits_V, const Sampling& sampling, int64_t index) {
   const Tensor logits = logits_V.contiguous();
-  if (logits.isnan().any().item<bool>()) throw ConfigError("logits of token {}: expected numbers, got NaN", index);
   if (sampling.temperature == 0) return largest(logits);
 
   // Tokens by falling logit, equal ones by number: the candidates are the first so many.

@@ -19,7 +19,7 @@ struct Sampling {
 void validate(const Sampling& sampling);
 
 // The token for position `index` of the sequence that `seed` names: depends on nothing but these and the logits
-// [vocabulary] fp32, so batch and ranks change nothing. Throws ConfigError where the logits hold NaN.
+// [vocabulary] fp32, which are finite, so batch and ranks change nothing.
 int64_t sample(const Tensor& logits_V, const Sampling& sampling, int64_t index);
 
 }  // namespace parlat

@@ -1,8 +1,11 @@
 // Several layouts over the same windows: what each gives alone, and nothing is run twice.
 #include "parlat/decode/evaluate.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
+#include <limits>
+
+#include "parlat/base/error.h"
 #include "parlat/tensor/fill.h"
 #include "tests/decode/small_model.h"
 #include "tests/run_ranks.h"
@@ -54,6 +57,25 @@ TEST_F(EvaluateTest, LayoutsTogetherGiveWhatEachGivesAlone) {
     EXPECT_EQ(bytes, exact_bytes + sliced_bytes);
     EXPECT_EQ(against_bytes, bytes);
   });
+}
+
+// A greedy maximum and a mean would take NaN and infinity for numbers.
+TEST_F(EvaluateTest, WeightsWithoutFiniteLogitsAreTheCheckpointsFault) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    const std::vector<WeightRow> table = weight_table(saved_.config, all_experts(saved_.config), saved_.weights);
+    load_weights(saved_.folder.path(), saved_.config, table, at::kFloat);
+    saved_.weights.head[7][0].fill_(bad);
+    save_weights(saved_.folder.path(), saved_.config, table);
+    run_ranks(2, [&](Communicator& comm) {
+      Decoder mla = decoder(DecodeLayout::kMla, 1, comm);
+      try {
+        run({&mla}, nullptr, comm);
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const DataError& error) {
+        EXPECT_THAT(error.what(), ::testing::StartsWith(saved_.folder.path().string() + ": expected weights that"));
+      }
+    });
+  }
 }
 
 }  // namespace
