@@ -10,6 +10,8 @@
 #include "parlat/base/error.h"
 #include "parlat/bench/published_attention.h"
 #include "parlat/kernels/eager_attention.h"
+#include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/plan/flops.h"
 #include "parlat/tensor/memory_meter.h"
 #include "parlat/tensor/meta_device.h"
@@ -42,12 +44,22 @@ class RankPass {
   }
 
   void clear_gradients() const {
-    for (const auto& [name, leaf] : local_.leaves()) leaf.mutable_grad() = Tensor();
+    for (const auto& [name, leaf] : local_.leaves()) {
+      leaf.mutable_grad() = Tensor();
+      if (leaf.requires_grad()) sum_gradients(leaf, {});
+    }
   }
 
-  // Memory of a training step after its first: gradients exist and are added to.
+  // Memory of a training step after its first: gradients exist and are added to, those of weights in fp32.
   void zero_gradients() const {
-    for (const auto& [name, leaf] : local_.leaves()) leaf.mutable_grad() = at::zeros_like(leaf);
+    for (const auto& [name, leaf] : local_.leaves()) {
+      if (!leaf.requires_grad()) continue;
+      if (name == "x") {
+        leaf.mutable_grad() = at::zeros_like(leaf);
+      } else {
+        sum_gradients(leaf, at::zeros(leaf.sizes(), leaf.options().dtype(compute_dtype(leaf.scalar_type()))));
+      }
+    }
   }
 
  private:

@@ -16,25 +16,28 @@ namespace {
 
 using torch::autograd::variable_list;
 
+// Takes the gradient of y; what it lets go of is free if nobody else holds it.
+using Adjoint = std::function<Tensor(Tensor)>;
+
 // y = A x with A linear: the gradient of x is the adjoint of A applied to the gradient of y.
 class AdjointNode final : public torch::autograd::Node {
  public:
-  AdjointNode(torch::autograd::edge_list next, std::string what, std::function<Tensor(const Tensor&)> adjoint)
+  AdjointNode(torch::autograd::edge_list next, std::string what, Adjoint adjoint)
       : Node(std::move(next)), what_(std::move(what)), adjoint_(std::move(adjoint)) {}
 
   variable_list apply(variable_list&& grads) override {
     PARLAT_ASSERT(!at::GradMode::is_enabled(), "the gradient of '{}' is not differentiable", what_);
     // The other ranks wait for this one's part, so a gradient that nothing contributed to is sent as zeros.
-    return {adjoint_(grads[0].defined() ? grads[0] : input_metadata(0).zeros_like())};
+    return {adjoint_(grads[0].defined() ? std::move(grads[0]) : input_metadata(0).zeros_like())};
   }
   std::string name() const override { return what_; }
 
  private:
   const std::string what_;
-  const std::function<Tensor(const Tensor&)> adjoint_;
+  const Adjoint adjoint_;
 };
 
-Tensor connect(Tensor y, const Tensor& x, const std::string& what, std::function<Tensor(const Tensor&)> adjoint) {
+Tensor connect(Tensor y, const Tensor& x, const std::string& what, Adjoint adjoint) {
   if (!at::GradMode::is_enabled() || !x.requires_grad()) return y;
   torch::autograd::set_history(
       y, c10::make_intrusive<AdjointNode>(torch::autograd::collect_next_edges(x), what, std::move(adjoint)));
@@ -89,24 +92,25 @@ class Arrivals {
   std::vector<Tensor> slots_;
 };
 
-Tensor heads_to_sequence(const Tensor& x_local_BSHd, const HeadShards& heads, const SequenceShards& tokens,
-                         Communicator& comm, const std::string& what) {
+// Lets go of x as soon as its parts are packed, before there is room for the result.
+Tensor heads_to_sequence(Tensor x_local_BSHd, const HeadShards& heads, const SequenceShards& tokens, Communicator& comm,
+                         const std::string& what) {
   const at::NoGradGuard no_grad;
   const int rank = comm.rank();
-  const Range mine = heads.range(rank);
-  const auto of_heads = [&](const Range& range) { return x_local_BSHd.narrow(2, range.begin, range.size()); };
+  std::vector<Tensor> send;
+  for (int p = 0; p < comm.size(); ++p) {
+    const Range range = heads.range(p);
+    send.push_back(metered_buffer(x_local_BSHd.narrow(2, range.begin, range.size()).contiguous()));
+  }
+  x_local_BSHd.reset();
+  Tensor mine_BShd = std::exchange(send[rank], send[rank].new_empty({0}));
 
   const Tensor x_BSHd = metered_result(
       what,
-      at::empty({x_local_BSHd.size(0), tokens.sequence(), mine.size(), x_local_BSHd.size(3)}, x_local_BSHd.options()));
-  std::vector<Tensor> send;
-  for (int p = 0; p < comm.size(); ++p) {
-    send.push_back(p == rank ? at::empty({0}, x_local_BSHd.options())
-                             : metered_buffer(of_heads(heads.range(p)).contiguous()));
-  }
+      at::empty({mine_BShd.size(0), tokens.sequence(), mine_BShd.size(2), mine_BShd.size(3)}, mine_BShd.options()));
   Arrivals arrivals(x_BSHd, tokens, rank);
   Handle exchange = comm.all_to_all(std::move(send), arrivals.slots(), what);
-  place_tokens(of_heads(mine), x_BSHd, tokens, rank);
+  place_tokens(std::exchange(mine_BShd, Tensor()), x_BSHd, tokens, rank);
   exchange.wait();
   return arrivals.finish();
 }
@@ -163,8 +167,8 @@ Tensor scatter_sequence_gather_heads(const Tensor& x_BSHd, const HeadShards& hea
   check_shape(x_BSHd, {kAny, tokens.sequence(), heads.range(comm.rank()).size(), kAny}, what);
   if (comm.size() == 1) return x_BSHd;
   return connect(sequence_to_heads(x_BSHd, heads, tokens, comm, what), x_BSHd, what,
-                 [heads, tokens, &comm, what](const Tensor& grad_local_BSHd) {
-                   return heads_to_sequence(grad_local_BSHd, heads, tokens, comm, what + " gradient");
+                 [heads, tokens, &comm, what](Tensor grad_local_BSHd) {
+                   return heads_to_sequence(std::move(grad_local_BSHd), heads, tokens, comm, what + " gradient");
                  });
 }
 

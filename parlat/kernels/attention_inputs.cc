@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
@@ -43,6 +44,16 @@ void save_attention(torch::autograd::AutogradContext* ctx, torch::autograd::vari
   ctx->save_for_backward(std::move(tensors));
   ctx->saved_data["visible"] = c10::IValue::make_capsule(c10::make_intrusive<SavedRanges>(visible));
   ctx->saved_data["scale"] = scale;
+}
+
+void save_apart(torch::autograd::AutogradContext* ctx, const char* name, const Tensor& x) {
+  ctx->saved_data[name] = x.detach();  // an output holds the graph that would hold it
+}
+
+Tensor take(torch::autograd::AutogradContext* ctx, const char* name) {
+  Tensor x = ctx->saved_data.at(name).toTensor();
+  if (!torch::autograd::get_current_graph_task_keep_graph()) ctx->saved_data.erase(name);
+  return x;
 }
 
 const KeyRanges& saved_ranges(torch::autograd::AutogradContext* ctx) {

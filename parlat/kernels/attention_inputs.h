@@ -29,6 +29,10 @@ bool differentiable(std::initializer_list<Tensor> inputs);
 // In the context of an autograd function: tensors, and what its backward pass needs besides.
 void save_attention(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors,
                     const KeyRanges& visible, double scale);
+// One more tensor, an input or an output. Its memory is free as soon as the backward pass, which takes it, lets go of
+// it (autograd frees what it saves itself when that returns), unless the graph is to be used again.
+void save_apart(torch::autograd::AutogradContext* ctx, const char* name, const Tensor& x);
+Tensor take(torch::autograd::AutogradContext* ctx, const char* name);
 const KeyRanges& saved_ranges(torch::autograd::AutogradContext* ctx);
 double saved_scale(torch::autograd::AutogradContext* ctx);
 

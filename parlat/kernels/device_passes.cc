@@ -106,13 +106,13 @@ void device_forward(const FusedQuery& in, const KeySource& keys, const Tensor& o
   });
 }
 
-void device_backward(const FusedQuery& in, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
+void device_backward(const FusedQuery& in, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
                      const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
   const at::ScalarType compute = compute_dtype(in.q_BSHd.scalar_type());
   for_each_head(in, keys, [&](int64_t b, int64_t h, HeadKeys& head, const Sight& sight) {
     const Tensor q = one_head(in.q_BSHd, b, h).to(compute), grad_out = one_head(grad_out_BSHv, b, h).to(compute);
-    const Tensor lse = lse_BSH.select(0, b).select(1, h), grad_q = at::zeros_like(q);
-    const Tensor along = (one_head(out_BSHv, b, h).to(compute) * grad_out).sum(-1);
+    const Tensor lse = lse_BSH.select(0, b).select(1, h), along = along_BSH.select(0, b).select(1, h);
+    const Tensor grad_q = at::zeros_like(q);
     for (const Block& block : sight.blocks) {
       const KeyBlock loaded = load(head, b, block.keys, compute);
       const Tensor hidden = sight.hidden(block), q_block = rows(q, block.queries);

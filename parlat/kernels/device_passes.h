@@ -9,7 +9,7 @@ namespace parlat {
 // of one head exist at a time.
 void device_forward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                     bool resume = false);
-void device_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
+void device_backward(const FusedQuery& query, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
                      const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts = false);
 
 }  // namespace parlat

@@ -6,6 +6,7 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/fused_passes.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
@@ -40,18 +41,20 @@ class FusedExplicit : public Function<FusedExplicit> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const KeyRanges& visible, double scale) {
     const Attended attended = attend({q, visible, scale}, ExplicitKeys(k, v));
-    save_attention(ctx, {q, k, v, attended.out_BSHv, attended.lse_BSH}, visible, scale);
+    save_attention(ctx, {q, k, v, attended.lse_BSH}, visible, scale);
+    save_apart(ctx, "out", attended.out_BSHv);
     return attended.out_BSHv;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    const Tensor along = out_along_gradient(take(ctx, "out"), grad[0]);
     const bool shared = k.size(2) == 1;
     const auto zeros = shared ? wide_zeros : plain_zeros;
     const Tensor grad_q = plain_zeros("query gradient", q);
     const Tensor grad_k = zeros("key gradient", k), grad_v = zeros("value gradient", v);
-    fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, ExplicitKeys(k, v, grad_k, grad_v), saved[3], saved[4],
+    fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, ExplicitKeys(k, v, grad_k, grad_v), along, saved[3],
                    grad[0], grad_q);
     return {grad_q, metered("key gradient", grad_k.to(k.scalar_type())),
             metered("value gradient", grad_v.to(v.scalar_type())), Tensor(), Tensor()};
@@ -63,7 +66,8 @@ class FusedLatent : public Function<FusedLatent> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& latent, const Tensor& w,
                         const KeyRanges& visible, double scale, int64_t d_nope) {
     const Attended attended = attend({q, visible, scale}, LatentKeys(latent, w, q.size(2), d_nope));
-    save_attention(ctx, {q, latent, w, attended.out_BSHv, attended.lse_BSH}, visible, scale);
+    save_attention(ctx, {q, latent, w, attended.lse_BSH}, visible, scale);
+    save_apart(ctx, "out", attended.out_BSHv);
     ctx->saved_data["d_nope"] = d_nope;
     return attended.out_BSHv;
   }
@@ -71,11 +75,12 @@ class FusedLatent : public Function<FusedLatent> {
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &latent = saved[1], &w = saved[2];
+    const Tensor along = out_along_gradient(take(ctx, "out"), grad[0]);
     const Tensor grad_q = plain_zeros("query gradient", q), grad_latent = wide_zeros("latent gradient", latent);
-    const Tensor grad_w = plain_zeros("weight gradient", w);
-    const LatentKeys keys(latent, w, q.size(2), ctx->saved_data["d_nope"].toInt(), grad_latent, grad_w);
-    fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, keys, saved[3], saved[4], grad[0], grad_q);
-    return {grad_q, metered("latent gradient", grad_latent.to(latent.scalar_type())), grad_w, {}, {}, {}};
+    WeightGradient grad_w(w, w.scalar_type());
+    const LatentKeys keys(latent, w, q.size(2), ctx->saved_data["d_nope"].toInt(), grad_latent, grad_w.place());
+    fused_backward({q, saved_ranges(ctx), saved_scale(ctx)}, keys, along, saved[3], grad[0], grad_q);
+    return {grad_q, metered("latent gradient", grad_latent.to(latent.scalar_type())), grad_w.finish(), {}, {}, {}};
   }
 };
 

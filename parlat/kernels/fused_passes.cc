@@ -20,6 +20,9 @@ namespace parlat {
 
 namespace {
 
+// Tokens a block of out . grad_out: all heads of DeepSeek-V3's are 2 MB of fp32.
+constexpr int64_t kAlongTokens = 32;
+
 // The part of a within b; an empty one lies within b, too.
 Range common(Range a, Range b) {
   const int64_t begin = std::clamp(a.begin, b.begin, b.end);
@@ -222,22 +225,38 @@ void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor&
   });
 }
 
-void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
+Tensor out_along_gradient(const Tensor& out_BSHv, const Tensor& grad_out_BSHv) {
+  const at::NoGradGuard no_grad;
+  const at::TensorOptions options = compute_options(out_BSHv);
+  const at::ScalarType compute = options.dtype().toScalarType();
+  const Tensor along_BSH = metered("lse", at::empty(out_BSHv.sizes().slice(0, 3), options));
+  const int64_t tokens = out_BSHv.size(1);
+  for (int64_t b = 0; b < out_BSHv.size(0); ++b) {
+    for (int64_t begin = 0; begin < tokens; begin += kAlongTokens) {
+      const Range block{begin, std::min(begin + kAlongTokens, tokens)};
+      const Tensor out = widened(rows(out_BSHv.select(0, b), block), compute);
+      const Tensor grad_out = widened(rows(grad_out_BSHv.select(0, b), block), compute);
+      rows(along_BSH.select(0, b), block).copy_(metered("scratch", out * grad_out).sum(-1));
+    }
+  }
+  return along_BSH;
+}
+
+void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
                     const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
   const Tensor& q = query.q_BSHd;
   if (!q.is_cpu() && !q.is_meta()) {
-    return device_backward(query, keys, out_BSHv, lse_BSH, grad_out_BSHv, grad_q_BSHd, parts);
+    return device_backward(query, keys, along_BSH, lse_BSH, grad_out_BSHv, grad_q_BSHd, parts);
   }
   const at::ScalarType compute = compute_dtype(q.scalar_type());
   for_each_head(q.size(2), keys, [&](int64_t h) {
     const auto head = keys.head(h);
     const Room room(query, keys.d_v());
     for (int64_t b = 0; b < q.size(0); ++b) {
-      const Tensor out = one_head(out_BSHv, b, h), grad_out = one_head(grad_out_BSHv, b, h);
       const Tensor grad_q = one_head(grad_q_BSHd, b, h);
       const bool direct = grad_q.scalar_type() == compute;
-      const HeadGradients g{lse_BSH.select(0, b).select(1, h),
-                            metered("scratch", widened(out, compute) * widened(grad_out, compute)).sum(-1), grad_out,
+      const HeadGradients g{lse_BSH.select(0, b).select(1, h), along_BSH.select(0, b).select(1, h),
+                            one_head(grad_out_BSHv, b, h),
                             direct ? grad_q : metered("scratch", at::zeros(grad_q.sizes(), compute_options(q))), parts};
       AT_DISPATCH_FLOATING_TYPES(compute, "fused_backward",
                                  [&] { backward_head<scalar_t>(query, b, h, *head, room, g); });

@@ -10,6 +10,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
@@ -98,10 +99,7 @@ class Linear : public torch::autograd::Function<Linear> {
       grad_x = metered("activation gradient", at::empty(x.sizes(), x.options()));
       gemm(grad_rows, w, rows_of(grad_x));
     }
-    if (ctx->needs_input_grad(1)) {
-      grad_w = metered("weight gradient", at::empty(w.sizes(), w.options()));
-      gemm(grad_rows.t(), rows_of(x), grad_w);
-    }
+    if (ctx->needs_input_grad(1)) grad_w = product_gradient(w, grad_rows.t(), rows_of(x));
     return {grad_x, grad_w};
   }
 };

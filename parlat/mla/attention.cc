@@ -6,6 +6,7 @@
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/fused_attention.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
@@ -52,14 +53,14 @@ class AbsorbQuery : public Function<AbsorbQuery> {
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_v = ctx->saved_data["d_v"].toInt();
     const int64_t d_latent = w.size(1), d_rope = q.size(3) - d_nope;
     const Tensor grad_q = metered("query gradient", at::empty(q.sizes(), q.options()));
-    const Tensor grad_w = metered("weight gradient", at::zeros(w.sizes(), w.options()));
+    WeightGradient grad_w(w, w.scalar_type());
     for (int64_t h = 0; h < q.size(2); ++h) {
       const Tensor grad_absorbed = head_columns(grad[0], h, 0, d_latent);
       gemm(grad_absorbed, key_rows(w, h, d_nope, d_v).t(), head_columns(grad_q, h, 0, d_nope));
-      gemm(head_columns(q, h, 0, d_nope).t(), grad_absorbed, key_rows(grad_w, h, d_nope, d_v));
+      add_product(head_columns(q, h, 0, d_nope).t(), grad_absorbed, key_rows(grad_w.place(), h, d_nope, d_v));
     }
     grad_q.narrow(3, d_nope, d_rope).copy_(grad[0].narrow(3, d_latent, d_rope));
-    return {grad_q, grad_w, {}, {}};
+    return {grad_q, grad_w.finish(), {}, {}};
   }
 };
 
@@ -83,13 +84,13 @@ class UnabsorbOutput : public Function<UnabsorbOutput> {
     const Tensor &out_latent = saved[0], &w = saved[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_v = ctx->saved_data["d_v"].toInt();
     const Tensor grad_latent = metered("absorbed out gradient", at::empty(out_latent.sizes(), out_latent.options()));
-    const Tensor grad_w = metered("weight gradient", at::zeros(w.sizes(), w.options()));
+    WeightGradient grad_w(w, w.scalar_type());
     for (int64_t h = 0; h < out_latent.size(2); ++h) {
       const Tensor grad_out = head_columns(grad[0], h, 0, d_v);
       gemm(grad_out, value_rows(w, h, d_nope, d_v), head_columns(grad_latent, h, 0, w.size(1)));
-      gemm(grad_out.t(), head_columns(out_latent, h, 0, w.size(1)), value_rows(grad_w, h, d_nope, d_v));
+      add_product(grad_out.t(), head_columns(out_latent, h, 0, w.size(1)), value_rows(grad_w.place(), h, d_nope, d_v));
     }
-    return {grad_latent, grad_w, {}, {}};
+    return {grad_latent, grad_w.finish(), {}, {}};
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/mla/rms_rows.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -129,8 +130,7 @@ class UpProject : public Function<UpProject> {
 
     Tensor grad_w, grad_latent;
     if (ctx->needs_input_grad(0)) {
-      grad_w = metered("weight gradient", at::empty(w.sizes(), w.options()));
-      gemm(product.t(), rows_of(latent).narrow(1, 0, d_latent), grad_w);
+      grad_w = product_gradient(w, product.t(), rows_of(latent).narrow(1, 0, d_latent));
     }
     if (ctx->needs_input_grad(1)) {
       grad_latent = metered("latent gradient", at::empty(latent.sizes(), latent.options()));

@@ -77,41 +77,33 @@ std::string why_impossible(const FormPlan& plan, const TrainPlanOptions& options
   return "";
 }
 
-// What is on top of saved tensors when the gradient of w_o has been made, with those of its input and its output.
+// What is on top of saved tensors when the gradient of w_o's input has been made: it and the layer's output. Gradients
+// of weights are added where they are kept.
 int64_t output_gradient_bytes(const MlaDims& d, int64_t local, int64_t element_bytes) {
-  return (d.n_heads * d.d_v * (local + d.d_model) + local * d.d_model) * element_bytes;
+  return local * (d.n_heads * d.d_v + d.d_model) * element_bytes;
 }
 
-// The same when attention's backward pass ends: gradients of what it takes and returns, and of the layer's output; out,
-// saved for w_o, is no more. Passing latents, gradients are added up in fp32 and rounded in the end.
+// The same when attention's backward pass ends: gradients of what it takes and of what it returns, and the layer's
+// output; its own output, and out, saved for w_o, are no more. Passing latents, gradients are added up in fp32.
 int64_t attention_gradient_bytes(const FormPlan& plan, const TrainPlanOptions& options, int64_t local,
                                  int64_t element_bytes) {
   const MlaDims& d = options.dims;
   const RankGroups groups = rank_groups(plan, options);
   const int64_t tokens = std::min(local * groups.members, options.batch * options.sequence);
   const int64_t heads = even_share(d.n_heads, groups.members, 0).size();
-  const int64_t outside = local * (d.d_model - d.n_heads * d.d_v) + tokens * heads * d.d_v,
-                query = tokens * heads * d.d_qk();
+  const int64_t query = tokens * heads * d.d_qk(), layer_out = local * d.d_model, out = local * d.n_heads * d.d_v;
   if (passes_latents(plan.form)) {
     constexpr int64_t kFp32Bytes = 4;
-    const int64_t added = query + heads * (d.d_nope + d.d_v) * d.d_latent;
-    return (outside + tokens * d.d_cache()) * element_bytes +
-           added * (element_bytes < kFp32Bytes ? kFp32Bytes + element_bytes : element_bytes);
+    return (layer_out + tokens * d.d_cache()) * element_bytes + query * std::max(element_bytes, kFp32Bytes);
   }
-  int64_t taken = heads * (d.d_qk() + d.d_v);  // of a token, besides the query
   if (plan.form == TrainForm::kAbsorbed) {
-    taken = heads * (d.d_cache() + d.d_latent) + d.d_cache() - heads * d.d_qk();
-  } else if (plan.form != TrainForm::kExplicit && plan.attention.rebuilds_keys()) {
-    taken = 2 * d.d_cache();
+    return (layer_out - out + tokens * (heads + 1) * d.d_cache()) * element_bytes;
   }
-  return (outside + query + tokens * taken) * element_bytes;
-}
-
-// All that there is, what attention saved being free, when the gradient of a query projection without a latent has been
-// made: it, the gradients of query and input, and the layer's output.
-int64_t query_projection_bytes(const MlaDims& d, int64_t local, int64_t element_bytes) {
-  if (d.d_q_latent) return 0;  // that of w_o is larger
-  return (d.n_heads * d.d_qk() * (local + d.d_model) + 2 * local * d.d_model) * element_bytes;
+  // Both outputs are the same tensor on one rank; the eager kernel saves none.
+  const bool both = options.ranks > 1 && plan.attention.kernel == AttentionKernel::kFused;
+  int64_t taken = heads * (d.d_qk() + d.d_v);  // of a token, besides the query
+  if (plan.form != TrainForm::kExplicit && plan.attention.rebuilds_keys()) taken = 2 * d.d_cache();
+  return (layer_out - (both ? out : 0) + query + tokens * taken) * element_bytes;
 }
 
 void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
@@ -121,7 +113,6 @@ void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
   if (options.backward) {
     plan.peak_bytes += std::max(output_gradient_bytes(options.dims, local, element_bytes),
                                 attention_gradient_bytes(plan, options, local, element_bytes));
-    plan.peak_bytes = std::max(plan.peak_bytes, query_projection_bytes(options.dims, local, element_bytes));
   }
   plan.memory_bytes = static_cast<double>(options.layers - 1) * static_cast<double>(plan.costs.saved_bytes) +
                       static_cast<double>(plan.peak_bytes);

@@ -34,9 +34,9 @@ struct FormPlan {
   std::string misfit = {};  // why it cannot run or does not fit; empty where it does
   FormCosts costs = {};
   int64_t between_bytes = 0;  // of those sent, what crosses to other nodes
-  // costs.saved_bytes and, on top of it, the gradients that exist at the worse of two moments: when the gradient of w_o
-  // has been made, and when attention's backward pass ends; or, without a query latent, the gradients alone when that
-  // of the query's projection has been made, if they are more. Without what kernels need for a block at a time.
+  // costs.saved_bytes and, on top of it, the gradients that exist at the worse of two moments: when that of w_o's input
+  // has been made, and when attention's backward pass ends. Without what kernels need for a block at a time; gradients
+  // of weights are added where they are kept.
   int64_t peak_bytes = 0;
   double memory_bytes = 0;  // peak of one layer above the saved tensors of all
   double compute_s = 0;

@@ -2,13 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <map>
-#include <memory>
 
-#include "parlat/base/error.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
@@ -16,20 +13,6 @@ namespace parlat {
 namespace {
 
 constexpr int64_t kCacheLine = 32;  // elements of 2 bytes
-
-// Adds a gradient to its place as soon as autograd has it, so that no second copy of all gradients ever exists.
-class AddTo final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit AddTo(Tensor sum) : sum_(std::move(sum)) {}
-  void operator()(const Tensor& weight) override {
-    const at::NoGradGuard no_grad;
-    sum_.add_(weight.grad().to(sum_.scalar_type()));
-    weight.mutable_grad().reset();
-  }
-
- private:
-  Tensor sum_;
-};
 
 // The trained rows of the table: experts only, or all others.
 FlatLayout layout_of(const std::vector<WeightRow>& table, bool experts) {
@@ -70,8 +53,7 @@ FlatGroup::FlatGroup(bool experts, const ModelConfig& config, const std::vector<
     const Tensor place = weights_.narrow(0, slot.range.begin, slot.range.size()).view(slot.shape);
     place.copy_(tensor);
     tensor = place.detach().requires_grad_();
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        tensor, std::make_unique<AddTo>(gradients_.narrow(0, slot.range.begin, slot.range.size()).view(slot.shape)));
+    sum_gradients(tensor, gradients_.narrow(0, slot.range.begin, slot.range.size()).view(slot.shape));
   }
 }
 

@@ -10,6 +10,8 @@
 #include "parlat/comm/differentiable.h"
 #include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/fused_passes.h"
+#include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/mla/projections.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -152,34 +154,39 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
       fused_forward({q, passing->visible[hop], passing->scale}, keys, sum, lse, /*resume=*/hop > 0);
     });
     const Tensor out = metered("out", sum.to(q.scalar_type()));
-    ctx->save_for_backward({q, latent, w_ukv, out, lse});
+    ctx->save_for_backward({latent, w_ukv, lse});
+    save_apart(ctx, "q", q);
+    save_apart(ctx, "out", out);
     ctx->saved_data["passing"] = c10::IValue::make_capsule(passing);
     return passing->to_tokens(out, "group out");
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &q = saved[0], &latent = saved[1], &w_ukv = saved[2];
+    const Tensor &latent = saved[0], &w_ukv = saved[1];
+    Tensor q = take(ctx, "q");
     const auto passing = c10::static_intrusive_pointer_cast<Passing>(ctx->saved_data["passing"].toCapsule());
     const auto wide_zeros = [](const char* what, const Tensor& like) {
       return metered(what, at::zeros(like.sizes(), compute_options(like)));
     };
     const Tensor grad_out = passing->to_heads(grad[0], "group out gradient");
-    Tensor grad_q = wide_zeros("query gradient", q), grad_w = wide_zeros("weight gradient", w_ukv);
+    const Tensor along = out_along_gradient(take(ctx, "out"), grad_out);
+    Tensor grad_q = wide_zeros("query gradient", q);
+    WeightGradient grad_w(w_ukv, compute_dtype(w_ukv.scalar_type()));
     TravellingGradient travelling(*passing);
     for_each_hop(*passing, latent, "ring latent again", [&](int hop, const Tensor& here) {
       const Tensor grad_here = wide_zeros("latent gradient", here);
-      const LatentKeys keys(here, w_ukv, q.size(2), passing->d_nope, grad_here, grad_w);
-      fused_backward({q, passing->visible[hop], passing->scale}, keys, saved[3], saved[4], grad_out, grad_q,
+      const LatentKeys keys(here, w_ukv, q.size(2), passing->d_nope, grad_here, grad_w.place());
+      fused_backward({q, passing->visible[hop], passing->scale}, keys, along, saved[2], grad_out, grad_q,
                      /*parts=*/passing->hops() > 1);
       travelling.add(hop,
                      sum_to_shard(grad_here, passing->shares[hop], *passing->ranks->group, "group latent gradient"));
     });
-    const Tensor grad_w_ukv = metered("weight gradient", rounded(grad_w, w_ukv.scalar_type()));
-    const Tensor grad_q_heads = metered("query gradient", rounded(grad_q, q.scalar_type()));
+    q.reset();
+    const Tensor grad_q_heads = metered("query gradient", rounded(grad_q, latent.scalar_type()));
     return {passing->to_tokens(grad_q_heads, "group query gradient"),
             travelling.of_own_latents().to(latent.scalar_type()),
-            grad_w_ukv,
+            grad_w.finish(),
             {}};
   }
 };

@@ -142,17 +142,15 @@ void for_each_cell(const AttentionOptions& attention, const Check& check) {
   }
 }
 
-TEST(DryRun, EagerLagaPeaksLikeExplicit) {
-  for_each_cell(kEager, [](const AttentionBenchRow& row, int64_t excess) {
-    EXPECT_LT(static_cast<double>(std::abs(excess)), 0.005 * static_cast<double>(row.peak_activation_bytes));
-  });
-}
-
-// Without scores the latent of the other ranks' tokens shows, which is all that laga has more.
-TEST(DryRun, FusedLagaThatSavesAllHasTheGatheredLatentMore) {
-  for_each_cell(kSaveAll, [](const AttentionBenchRow& row, int64_t excess) {
-    EXPECT_EQ(excess, row.sequence * (row.ranks - 1) / row.ranks * (512 + 64) * 2);
-  });
+// The latent of the other ranks' tokens is all that laga has more. Beside scores it hardly shows.
+TEST(DryRun, LagaThatSavesAllHasTheGatheredLatentMore) {
+  for (const AttentionOptions& attention : {kEager, kSaveAll}) {
+    for_each_cell(attention, [&](const AttentionBenchRow& row, int64_t excess) {
+      EXPECT_EQ(excess, row.sequence * (row.ranks - 1) / row.ranks * (512 + 64) * 2);
+      if (attention.kernel == AttentionKernel::kFused) return;
+      EXPECT_LT(static_cast<double>(excess), 0.006 * static_cast<double>(row.peak_activation_bytes));
+    });
+  }
 }
 
 TEST(DryRun, FusedLagaThatSavesLatentsPeaksLower) {

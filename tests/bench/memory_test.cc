@@ -2,7 +2,12 @@
 // laga's peak is explicit's.
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <map>
+
 #include "parlat/bench/attention_bench.h"
+#include "parlat/config/model_config.h"
+#include "parlat/plan/train_plan.h"
 #include "tests/run_ranks.h"
 
 namespace parlat {
@@ -38,15 +43,17 @@ double absorbed_excess(int64_t heads, int64_t sequence) {
   return peak_bytes(TrainForm::kAbsorbed, heads, sequence) - peak_bytes(TrainForm::kExplicit, heads, sequence);
 }
 
-// What plan/ says that absorbed keeps and explicit does not, beside the gathered latent, on rank 0.
+// What plan/ says: kept, and gradients at the peak.
 double planned_excess(int64_t heads, int64_t sequence) {
-  AttentionShape shape;
-  shape.dims = options_with(heads, sequence).spec.dims;
-  shape.dims.n_heads = heads;
-  shape.tokens.assign(kRanks, sequence / kRanks);
-  shape.attention.kernel = AttentionKernel::kEager;
-  return static_cast<double>(form_costs(TrainForm::kAbsorbed, shape).saved_bytes -
-                             form_costs(TrainForm::kExplicit, shape).saved_bytes);
+  const AttentionBenchOptions options = options_with(heads, sequence);
+  const TrainPlan plan =
+      plan_train(load_machine("h800x8-roce"),
+                 {.dims = options.spec.dims, .ranks = kRanks, .sequence = sequence, .attention = options.attention});
+  const auto peak = [&](TrainForm form) {
+    const auto same = [form](const FormPlan& candidate) { return candidate.form == form; };
+    return static_cast<double>(std::find_if(plan.forms.begin(), plan.forms.end(), same)->peak_bytes);
+  };
+  return peak(TrainForm::kAbsorbed) - peak(TrainForm::kExplicit);
 }
 
 // Beside what is kept, peaks hold scratch whose size does not depend on heads.
@@ -67,6 +74,30 @@ TEST(MemoryTrap, LagaAvoidsIt) {
   const double explicit_peak = peak_bytes(TrainForm::kExplicit, 16, 2048);
   const double laga_peak = peak_bytes(TrainForm::kLaga, 16, 2048);
   EXPECT_NEAR(laga_peak / explicit_peak, 1, 0.005) << laga_peak << " against " << explicit_peak;
+}
+
+// Peaks at DeepSeek-V3's shape over 8 ranks, without values.
+std::map<TrainForm, AttentionBenchRow> peaks_at_v3() {
+  AttentionBenchOptions options;
+  options.spec = load_model_config("v3").mla;
+  options.sequences = {8192};
+  options.forms = possible_train_forms(/*has_query_latent=*/true);
+  options.dtype = at::kBFloat16;
+  options.dry_run = true;
+  std::map<TrainForm, AttentionBenchRow> rows;
+  for (auto& row : bench_attention(options, [](const auto& body) { run_ranks(8, body); })) rows[row.form] = row;
+  return rows;
+}
+
+// No gradient of a weight is there beside the sum that it is added to.
+TEST(PeakAtV3, OfFusedLagaAndRingAgainstExplicit) {
+  const auto rows = peaks_at_v3();
+  const auto peak = [&](TrainForm form) { return static_cast<double>(rows.at(form).peak_activation_bytes); };
+  EXPECT_LE(peak(TrainForm::kLaga), 0.6 * peak(TrainForm::kExplicit));
+  EXPECT_LE(peak(TrainForm::kRing), 0.7 * peak(TrainForm::kExplicit));
+  for (const auto& [form, row] : rows) {
+    for (const MemoryMeter::Site& site : row.peak_sites) EXPECT_NE(site.name, "weight gradient") << name(form);
+  }
 }
 
 }  // namespace

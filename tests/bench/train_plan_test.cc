@@ -38,7 +38,6 @@ TEST(TrainPlanPeak, IsALittleLessThanThatOfTheDryRun) {
   for (const int ranks : {2, 8}) expect_peaks(load_model_config("v3").mla, 8192, ranks);
 }
 
-// At 512 tokens the peak is the gradient of the query's projection, D H (N+R), by far.
 TEST(TrainPlanPeak, HoldsWithoutAQueryLatent) {
   MlaSpec spec = load_model_config("v3").mla;
   spec.dims.d_q_latent = {};

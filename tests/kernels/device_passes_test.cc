@@ -39,8 +39,9 @@ Results run(const AttentionCase& c, int64_t n_parts, const Forward& forward, con
     }
   };
   for_each_part([&](int64_t part, const auto& query, const auto& keys) { forward(query, keys, out, lse, part > 0); });
+  const Tensor along = out_along_gradient(out, c.grad);
   for_each_part([&](int64_t, const auto& query, const auto& keys) {
-    backward(query, keys, out, lse, c.grad, grads[0], n_parts > 1);
+    backward(query, keys, along, lse, c.grad, grads[0], n_parts > 1);
   });
   return {out, lse, grads};
 }
@@ -90,7 +91,8 @@ TEST(DevicePassesOfLatents, AreTheKernels) {
                                    at::zeros_like(latent), at::zeros_like(w)};
     const LatentKeys keys(latent, w, kHeads, kNope, results[3], results[4]);
     forward(FusedQuery{q, visible, kScale}, keys, results[0], results[1], false);
-    backward(FusedQuery{q, visible, kScale}, keys, results[0], results[1], grad, results[2], false);
+    backward(FusedQuery{q, visible, kScale}, keys, out_along_gradient(results[0], grad), results[1], grad, results[2],
+             false);
     return results;
   };
   const std::vector<Tensor> got = run(device_forward, device_backward), want = run(fused_forward, fused_backward);

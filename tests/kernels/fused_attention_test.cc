@@ -143,8 +143,9 @@ TEST_P(Fused, PartsOfTheKeysJoin) {
   for_each_part([&](const FusedQuery& query, const ExplicitKeys& keys) {
     fused_forward(query, keys, out, lse, std::exchange(resume, true));
   });
+  const Tensor along = out_along_gradient(out, c.grad);
   for_each_part([&](const FusedQuery& query, const ExplicitKeys& keys) {
-    fused_backward(query, keys, out, lse, c.grad, grad_q, /*parts=*/true);
+    fused_backward(query, keys, along, lse, c.grad, grad_q, /*parts=*/true);
   });
   EXPECT_CLOSE(out, want.out, Tolerance::rounding(dtype, kTokens * kHeads, 4));
   const Tensor* got[] = {&grad_q, &grad_k, &grad_v};
