@@ -25,13 +25,25 @@ at::TensorOptions compute_options(const Tensor& x) {
   return x.options().dtype(compute_dtype(x.scalar_type())).requires_grad(false);
 }
 
+void check_dtypes(std::initializer_list<NamedInput> inputs) {
+  const NamedInput& first = *inputs.begin();
+  const at::ScalarType dtype = first.x.scalar_type();
+  if (dtype != at::kBFloat16 && dtype != at::kFloat && dtype != at::kDouble) {
+    throw ConfigError("{}: expected bf16, fp32 or fp64, got {}", first.name, name(dtype));
+  }
+  for (const NamedInput& input : inputs) {
+    if (input.x.scalar_type() == dtype) continue;
+    throw ConfigError("{}: expected {} as {}, got {}", input.name, name(dtype), first.name,
+                      name(input.x.scalar_type()));
+  }
+}
+
 void check_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible) {
-  const int64_t n_heads = q_BSHd.size(2), n_key_heads = k_BTKd.size(2) == 1 ? 1 : n_heads;
   check_shape(q_BSHd, {visible.batch(), visible.n_queries(), kAny, kAny}, "q");
+  const int64_t n_key_heads = k_BTKd.dim() == 4 && k_BTKd.size(2) == 1 ? 1 : q_BSHd.size(2);
   check_shape(k_BTKd, {visible.batch(), visible.n_keys(), n_key_heads, q_BSHd.size(3)}, "k");
   check_shape(v_BTKv, {visible.batch(), visible.n_keys(), n_key_heads, kAny}, "v");
-  PARLAT_ASSERT(k_BTKd.scalar_type() == q_BSHd.scalar_type() && v_BTKv.scalar_type() == q_BSHd.scalar_type(),
-                "q {}, k {}, v {}", name(q_BSHd.scalar_type()), name(k_BTKd.scalar_type()), name(v_BTKv.scalar_type()));
+  check_dtypes({{"q", q_BSHd}, {"k", k_BTKd}, {"v", v_BTKv}});
 }
 
 bool differentiable(std::initializer_list<Tensor> inputs) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <initializer_list>
+#include <string_view>
 
 #include "parlat/base/range.h"
 #include "parlat/kernels/key_ranges.h"
@@ -19,8 +20,14 @@ at::TensorOptions compute_options(const Tensor& x);
 inline Tensor one_head(const Tensor& x_BSHd, int64_t b, int64_t h) { return x_BSHd.select(0, b).select(1, h); }
 inline Tensor rows(const Tensor& x, Range range) { return x.narrow(0, range.begin, range.size()); }
 
-// q [B, S, H, d], k [B, T, K, d], v [B, T, K, v], K = H or 1, of one dtype. Throws ConfigError, InternalError for
-// dtypes.
+// Throws ConfigError unless all are bf16, fp32 or fp64, and of one dtype.
+struct NamedInput {
+  std::string_view name;
+  const Tensor& x;
+};
+void check_dtypes(std::initializer_list<NamedInput> inputs);
+
+// q [B, S, H, d], k [B, T, K, d], v [B, T, K, v], K = H or 1, and their dtypes. Throws ConfigError.
 void check_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor& v_BTKv, const KeyRanges& visible);
 
 // Whether a gradient will be asked for.

@@ -97,11 +97,11 @@ Tensor fused_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor&
 
 Tensor fused_latent_attention(const Tensor& q_BSHd, const Tensor& latent_BTd, const Tensor& w_ukv_hL,
                               const KeyRanges& visible, double softmax_scale) {
-  const int64_t n_heads = q_BSHd.size(2), d_rope = latent_BTd.size(-1) - w_ukv_hL.size(-1);
-  const int64_t d_nope = q_BSHd.size(3) - d_rope;
   check_shape(q_BSHd, {visible.batch(), visible.n_queries(), kAny, kAny}, "q");
   check_shape(latent_BTd, {visible.batch(), visible.n_keys(), kAny}, "latent");
   check_shape(w_ukv_hL, {kAny, kAny}, "w_ukv");
+  const int64_t n_heads = q_BSHd.size(2), d_rope = latent_BTd.size(2) - w_ukv_hL.size(1);
+  const int64_t d_nope = q_BSHd.size(3) - d_rope;
   if (d_rope < 0 || d_nope <= 0 || n_heads == 0 || w_ukv_hL.size(0) % n_heads != 0 ||
       w_ukv_hL.size(0) / n_heads <= d_nope) {
     throw ConfigError(
@@ -109,9 +109,7 @@ Tensor fused_latent_attention(const Tensor& q_BSHd, const Tensor& latent_BTd, co
         "got {}, {} and {}",
         shape_text(w_ukv_hL.sizes()), shape_text(q_BSHd.sizes()), shape_text(latent_BTd.sizes()));
   }
-  PARLAT_ASSERT(latent_BTd.scalar_type() == q_BSHd.scalar_type() && w_ukv_hL.scalar_type() == q_BSHd.scalar_type(),
-                "q {}, latent {}, w_ukv {}", name(q_BSHd.scalar_type()), name(latent_BTd.scalar_type()),
-                name(w_ukv_hL.scalar_type()));
+  check_dtypes({{"q", q_BSHd}, {"latent", latent_BTd}, {"w_ukv", w_ukv_hL}});
   if (differentiable({q_BSHd, latent_BTd, w_ukv_hL})) {
     return FusedLatent::apply(q_BSHd, latent_BTd, w_ukv_hL, visible, softmax_scale, d_nope);
   }
