@@ -46,6 +46,13 @@ void for_each_head(int64_t n_heads, const KeySource& keys, const Body& body) {
   });
 }
 
+bool any_sees(const FusedQuery& in, int64_t b, Range keys) {
+  for (int64_t query = 0; query < in.visible.n_queries(); ++query) {
+    if (common(in.visible.row(b, query), keys).size() > 0) return true;
+  }
+  return false;
+}
+
 // Calls body(keys) for blocks of the keys that any query of sequence b sees. Blocks work in room that exists already,
 // so without values (on the meta device) there is nothing to do.
 template <typename Body>
@@ -53,7 +60,8 @@ void for_each_key_block(const FusedQuery& in, int64_t b, const Body& body) {
   if (in.q_BSHd.is_meta()) return;
   const Range seen = in.visible.hull(b, {0, in.visible.n_queries()});
   for (int64_t begin = seen.begin / kFusedKeys * kFusedKeys; begin < seen.end; begin += kFusedKeys) {
-    body(common({begin, begin + kFusedKeys}, seen));
+    const Range keys = common({begin, begin + kFusedKeys}, seen);
+    if (any_sees(in, b, keys)) body(keys);
   }
 }
 

@@ -23,6 +23,12 @@ inline KeyRanges causal(int64_t batch, int64_t n) {
 inline KeyRanges full(int64_t batch, int64_t n_queries, int64_t n_keys) {
   return {batch, n_queries, n_keys, std::vector<Range>(batch * n_queries, {0, n_keys})};
 }
+// A few queries far apart, the last of which sees all keys.
+inline KeyRanges few_queries(int64_t n_keys) {
+  std::vector<Range> rows;
+  for (int64_t i = 1; i <= 12; ++i) rows.push_back({0, i * n_keys / 12});
+  return {1, 12, n_keys, rows};
+}
 // Documents of 1, 2, 3, ... tokens; sequences differ.
 inline KeyRanges packed(int64_t batch, int64_t n, bool causal) {
   std::vector<Range> rows;

@@ -1,7 +1,9 @@
 // Attention that rebuilds keys and values from latents, joins parts, and what it keeps.
 #include "parlat/kernels/fused_attention.h"
 
-#include "parlat/base/error.h"
+#include <functional>
+
+#include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/block_product.h"
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/fused_passes.h"
@@ -75,11 +77,11 @@ TEST_P(Fused, LatentsOfPackedDocuments) { expect_exact(latent_case(packed(2, 600
 TEST_P(Fused, LatentsThatNobodySees) { expect_exact(latent_case(with_empty_rows(300, 40), 2, GetParam())); }
 TEST_P(Fused, MoreLatentsThanQueries) { expect_exact(latent_case(full(2, 5, 700), 3, GetParam())); }
 
-// Every sixteenth query of a causal sequence: rows of up to 16384 keys.
+// Every 64th query of a causal sequence: rows of up to 16384 keys.
 TEST_P(Fused, LatentsOfSixteenThousandTokens) {
   std::vector<Range> rows;
-  for (int64_t query = 0; query < 16384; query += 16) rows.push_back({0, query + 1});
-  expect_exact(latent_case(KeyRanges(1, 1024, 16384, rows), 1, GetParam()));
+  for (int64_t query = 63; query < 16384; query += 64) rows.push_back({0, query + 1});
+  expect_exact(latent_case(KeyRanges(1, 256, 16384, rows), 1, GetParam()));
 }
 
 TEST_P(Fused, LatentsRepeatTheirBitsOnAnyNumberOfThreads) {
@@ -111,49 +113,169 @@ TEST_P(Fused, KeepsNoKeyNoValueNoScore) {
   // Scores of one block; nothing as long as the sequence but one head's output.
   const int64_t blocks = kFusedQueries * (2 * kFusedKeys + kNope + kRope + kValue) +
                          kFusedKeys * (kLatent + kNope + kRope + kValue) + (kNope + kValue) * kLatent;
+  // Where operands stay bf16: what was summed, rounded.
+  const int64_t rounded = rounded_size(c.q, 2 * kFusedQueries * kFusedKeys + kFusedKeys * (kNope + kValue)) * element;
   constexpr int64_t kAlignment = 64 * 16;
-  EXPECT_LE(meter.peak_bytes() - meter.current_bytes(), (blocks + kTokens * kValue) * wide + kAlignment);
+  EXPECT_LE(meter.peak_bytes() - meter.current_bytes(), (blocks + kTokens * kValue) * wide + rounded + kAlignment);
+
+  // Backward: gradients, and the latents' in the dtype of sums; one number a query and head; scores of one block
+  // again, gradients of one block and of one head's weight, and, where they are rounded, of one head's queries.
+  const int64_t before = meter.current_bytes();
+  meter.reset();
+  const auto grads = torch::autograd::grad({out}, c.inputs(), {c.grad}, /*retain_graph=*/true);
+  const int64_t of_latents = kTokens * (kLatent + kRope), of_weights = kHeads * (kNope + kValue) * kLatent;
+  int64_t bytes = (kTokens * kHeads * (kNope + kRope) + of_latents + of_weights) * element + rounded + kAlignment;
+  bytes += (kTokens * kHeads + blocks + kFusedQueries * kValue + kFusedKeys * (kNope + kRope + kValue) +
+            (kNope + kValue) * kLatent) *
+           wide;
+  if (element < wide) bytes += (of_latents + kTokens * (kNope + kRope)) * wide;
+  EXPECT_LE(meter.peak_bytes() - before, bytes);
 }
 
-// Keys in three parts, one joining what was summed over those before; backward each part by itself.
-TEST_P(Fused, PartsOfTheKeysJoin) {
-  const at::ScalarType dtype = GetParam(), compute = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  constexpr int64_t kTokens = 60, kHeads = 3;
-  const AttentionCase c = random_case(causal(1, kTokens), kHeads, kHeads, dtype);
+// Of the definition's scores in fp64: [B, S, H], -inf where a query sees nothing.
+Tensor exact_lse(const AttentionCase& c) {
+  const Tensor lse = at::full(c.grad.sizes().slice(0, 3), -INFINITY, at::kDouble);
+  for (int64_t b = 0; b < c.visible.batch(); ++b) {
+    for (int64_t s = 0; s < c.visible.n_queries(); ++s) {
+      const Range seen = c.visible.row(b, s);
+      if (seen.size() == 0) continue;
+      const Tensor k_THd = c.k.detach()[b].slice(0, seen.begin, seen.end).to(at::kDouble);
+      lse[b][s].copy_(((k_THd * c.q.detach()[b][s].to(at::kDouble)).sum(2) * kScale).logsumexp(0));
+    }
+  }
+  return lse;
+}
+
+// As the keys of a ring arrive: the last first, for whom some queries' first part is empty, each joining what was
+// summed over those before; backward each part by itself.
+class InParts {
+ public:
+  // keys_of(part): its keys, with the place of their gradients.
+  template <typename KeysOf>
+  InParts(const Tensor& q, const Tensor& grad, const KeyRanges& visible, const std::vector<Range>& parts,
+          const KeysOf& keys_of)
+      : out(at::empty(grad.sizes(), compute_options(q))),
+        lse(at::empty(grad.sizes().slice(0, 3), compute_options(q))),
+        grad_q(at::zeros(q.sizes(), compute_options(q))) {
+    const at::NoGradGuard no_grad;
+    bool resume = false;
+    for (const Range& part : parts) {
+      const KeyRanges seen = seen_of(visible, part);
+      fused_forward({q, seen, kScale}, keys_of(part), out, lse, std::exchange(resume, true));
+    }
+    const Tensor along = out_along_gradient(out, grad);
+    for (const Range& part : parts) {
+      const KeyRanges seen = seen_of(visible, part);
+      fused_backward({q, seen, kScale}, keys_of(part), along, lse, grad, grad_q, /*parts=*/true);
+    }
+  }
+  Tensor out, lse, grad_q;
+
+ private:
+  static KeyRanges seen_of(const KeyRanges& visible, Range part) {
+    std::vector<Range> rows;
+    for (int64_t i = 0; i < visible.batch() * visible.n_queries(); ++i) {
+      const Range& row = visible.row(i / visible.n_queries(), i % visible.n_queries());
+      const auto clamped = [&](int64_t at) { return std::clamp(at, part.begin, part.end) - part.begin; };
+      rows.push_back({clamped(row.begin), clamped(row.end)});
+    }
+    return {visible.batch(), visible.n_queries(), part.size(), rows};
+  }
+};
+
+void expect_gradient(const Tensor& got, const Tensor& want, at::ScalarType dtype, int64_t terms, const char* what) {
+  const Comparison compared =
+      compare(got, want, Tolerance::rounding(dtype, terms, 6), gradient_scale(want, dtype, /*from_saved_out=*/true));
+  EXPECT_TRUE(compared.close) << "gradient of " << what << ": " << compared.text();
+}
+
+void expect_parts_join(const AttentionCase& c, const std::vector<Range>& parts) {
+  const at::ScalarType dtype = c.q.scalar_type();
+  const auto of_part = [](const Tensor& x, Range part) { return x.detach().narrow(1, part.begin, part.size()); };
+  const Tensor grad_k = at::zeros_like(c.k), grad_v = at::zeros_like(c.v);
+  const InParts got(c.q.detach(), c.grad, c.visible, parts, [&](Range part) {
+    return ExplicitKeys(of_part(c.k, part), of_part(c.v, part), of_part(grad_k, part), of_part(grad_v, part));
+  });
   const AttentionGradients want = exact(c);
-  const at::NoGradGuard no_grad;
-  const auto wide = c.q.options().dtype(compute).requires_grad(false);
-  const Tensor out = at::empty({1, kTokens, kHeads, c.v.size(3)}, wide), lse = at::empty({1, kTokens, kHeads}, wide);
-  const Tensor grad_q = at::zeros(c.q.sizes(), wide),
-               grad_k = at::zeros(c.k.sizes(), c.k.options().requires_grad(false)),
-               grad_v = at::zeros(c.v.sizes(), c.v.options().requires_grad(false));
-  const auto for_each_part = [&](const auto& body) {
-    // The last tokens first: queries whose first part is empty.
-    for (const Range part : {Range{41, kTokens}, Range{0, 7}, Range{7, 41}}) {
-      std::vector<Range> seen;
-      for (int64_t s = 0; s < kTokens; ++s)
-        seen.push_back({0, std::clamp<int64_t>(s + 1 - part.begin, 0, part.size())});
-      const KeyRanges visible(1, kTokens, part.size(), seen);
-      const auto of_part = [&](const Tensor& x) { return x.narrow(1, part.begin, part.size()); };
-      body(FusedQuery{c.q, visible, kScale},
-           ExplicitKeys(of_part(c.k), of_part(c.v), of_part(grad_k), of_part(grad_v)));
+  const int64_t terms = c.visible.n_keys() * c.q.size(2);
+  EXPECT_CLOSE(got.out, want.out, Tolerance::rounding(dtype, terms, 4));
+  const Tensor lse = exact_lse(c);
+  EXPECT_TRUE(got.lse.isneginf().equal(lse.isneginf()));
+  EXPECT_CLOSE(got.lse.exp(), lse.exp(), Tolerance::rounding(dtype, terms, 4));
+  expect_gradient(got.grad_q, want.grads[0], dtype, terms, "q");
+  expect_gradient(grad_k, want.grads[1], dtype, terms, "k");
+  expect_gradient(grad_v, want.grads[2], dtype, terms, "v");
+}
+
+void expect_parts_join(const LatentCase& c, const std::vector<Range>& parts) {
+  const at::ScalarType dtype = c.q.scalar_type();
+  const Tensor latent = c.latent.detach(), w = c.w.detach(), grad_w = at::zeros(w.sizes(), compute_options(w)),
+               grad_latent = at::zeros(latent.sizes(), compute_options(latent));
+  const InParts got(c.q.detach(), c.grad, c.visible, parts, [&](Range part) {
+    return LatentKeys(latent.narrow(1, part.begin, part.size()), w, c.q.size(2), kNope,
+                      grad_latent.narrow(1, part.begin, part.size()), grad_w);
+  });
+  const AttentionGradients want = exact(c);
+  const int64_t terms = c.visible.n_keys() * c.q.size(2);
+  EXPECT_CLOSE(got.out, want.out, Tolerance::rounding(dtype, terms, 4));
+  expect_gradient(got.grad_q, want.grads[0], dtype, terms, "q");
+  expect_gradient(grad_latent, want.grads[1], dtype, terms, "latent");
+  expect_gradient(grad_w, want.grads[2], dtype, terms, "w_ukv");
+}
+
+TEST_P(Fused, PartsOfTheKeysJoin) {
+  expect_parts_join(random_case(causal(1, 60), 3, 3, GetParam()), {{41, 60}, {0, 7}, {7, 41}});
+  expect_parts_join(random_case(with_empty_rows(300, 40), 2, 2, GetParam()), {{11, 40}, {0, 11}});
+}
+// Several blocks in every part but one.
+TEST_P(Fused, PartsOfSeveralBlocksJoin) {
+  const std::vector<Range> parts = {{820, 1500}, {0, 7}, {7, 820}};
+  expect_parts_join(random_case(causal(1, 1500), 1, 1, GetParam()), parts);
+  expect_parts_join(latent_case(causal(1, 1500), 2, GetParam()), parts);
+}
+TEST_P(Fused, PartsOfSixteenThousandTokensJoin) {
+  const std::vector<Range> parts = {{12288, 16384}, {8192, 12288}, {4096, 8192}, {0, 4096}};
+  expect_parts_join(random_case(few_queries(16384), 2, 2, GetParam()), parts);
+  expect_parts_join(latent_case(few_queries(16384), 2, GetParam()), parts);
+}
+
+// NaN and +inf as the definition has them, in what all heads share and in one head's.
+TEST_P(Fused, PoisonReachesThoseWhoSeeIt) {
+  const auto expect_bad = [](const Tensor& bad_SH, const std::function<bool(int64_t, int64_t)>& expected) {
+    for (int64_t s = 0; s < bad_SH.size(0); ++s) {
+      for (int64_t h = 0; h < bad_SH.size(1); ++h)
+        EXPECT_EQ(bad_SH[s][h].item<bool>(), expected(s, h)) << "query " << s << ", head " << h;
     }
   };
-  bool resume = false;
-  for_each_part([&](const FusedQuery& query, const ExplicitKeys& keys) {
-    fused_forward(query, keys, out, lse, std::exchange(resume, true));
-  });
-  const Tensor along = out_along_gradient(out, c.grad);
-  for_each_part([&](const FusedQuery& query, const ExplicitKeys& keys) {
-    fused_backward(query, keys, along, lse, c.grad, grad_q, /*parts=*/true);
-  });
-  EXPECT_CLOSE(out, want.out, Tolerance::rounding(dtype, kTokens * kHeads, 4));
-  const Tensor* got[] = {&grad_q, &grad_k, &grad_v};
-  for (size_t i = 0; i < 3; ++i) {
-    const Comparison compared = compare(*got[i], want.grads[i], Tolerance::rounding(dtype, kTokens * kHeads, 6),
-                                        gradient_scale(want.grads[i], dtype, true));
-    EXPECT_TRUE(compared.close) << "gradient of "
-                                << "qkv"[i] << ": " << compared.text();
+  const auto bad = [](const Tensor& x_BSHd, int64_t b) { return x_BSHd[b].isfinite().all(-1).logical_not(); };
+  for (const double poison : {double{NAN}, double{INFINITY}}) {
+    SCOPED_TRACE(poison);
+    const auto poisoned = [&](const auto& place) {
+      const LatentCase c = latent_case(causal(2, 20), 3, GetParam());
+      place(c).fill_(poison);
+      return run(c);
+    };
+    // The key alone: of token 7 in the first sequence, where the query's product with it isn't negative.
+    LatentCase c = latent_case(causal(2, 20), 3, GetParam());
+    c.latent.detach()[0][7][kLatent] = poison;
+    const Tensor negative = std::isnan(poison) ? at::zeros({20, 3}, at::kBool) : c.q.detach()[0].select(-1, kNope) < 0;
+    expect_bad(bad(run(c).out, 0), [&](int64_t s, int64_t h) { return s >= 7 && !negative[s][h].item<bool>(); });
+    // The key, and the value, which those that don't see it meet as 0 times NaN.
+    const AttentionGradients latent = poisoned([](const LatentCase& c) { return c.latent.detach()[0][7][0]; });
+    EXPECT_TRUE(bad(latent.out, 0).slice(0, 7).all().item<bool>());
+    EXPECT_TRUE(bad(latent.grads[0], 0).slice(0, 7).all().item<bool>());
+    for (const Tensor& clean : {latent.out, latent.grads[0]}) EXPECT_FALSE(bad(clean, 1).any().item<bool>());
+    EXPECT_TRUE(latent.grads[1][0][7].isnan().all().item<bool>());
+    EXPECT_TRUE(latent.grads[1][1].isfinite().all().item<bool>());
+    EXPECT_TRUE(latent.grads[2].isnan().all().item<bool>());
+    // A row of w_uk, one of w_uv: the second head's.
+    for (const int64_t row : {int64_t{3}, kNope + 2}) {
+      const AttentionGradients weight =
+          poisoned([&](const LatentCase& c) { return c.w.detach()[1 * (kNope + kValue) + row]; });
+      expect_bad(bad(weight.out, 0), [](int64_t, int64_t h) { return h == 1; });
+      expect_bad(bad(weight.grads[0], 1), [](int64_t, int64_t h) { return h == 1; });
+      EXPECT_TRUE(weight.grads[1].slice(2, 0, kLatent).isnan().all().item<bool>());
+    }
   }
 }
 
@@ -179,13 +301,6 @@ TEST(FusedLatents, AgreeWithCentralDifferences) {
         [&](const auto& in) { return std::vector{fused_latent_attention(in[0], in[1], in[2], visible, kScale)}; },
         {c.q.detach(), c.latent.detach(), c.w.detach()});
   }
-}
-
-TEST(FusedLatents, WrongShapesAreNamed) {
-  const LatentCase c = latent_case(causal(2, 9), 3, at::kFloat);
-  EXPECT_THROW(fused_latent_attention(c.q, c.latent.narrow(1, 0, 8), c.w, c.visible, kScale), ConfigError);
-  EXPECT_THROW(fused_latent_attention(c.q, c.latent, c.w.narrow(0, 0, 41), c.visible, kScale), ConfigError);
-  EXPECT_THROW(fused_latent_attention(c.q, c.latent.narrow(2, 0, 9), c.w, c.visible, kScale), ConfigError);
 }
 
 }  // namespace
