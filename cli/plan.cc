@@ -184,6 +184,8 @@ void add_plan_train(CLI::App& plan) {
       ->check(CLI::Range(1, 1 << 20));
   command->add_option("--mlp-width", options.mlp_width, "adds the time of a gated MLP of this width to each layer's")
       ->check(CLI::Range(1, 1 << 20));
+  command->add_flag("--as-published", options.as_published,
+                    "absorbed's eager scores as two products and their sum, as the LAGA paper's prototype makes them");
   command->add_option("--sharding", flags->sharding, "contiguous or zigzag")->capture_default_str();
   command->add_option("--pass", flags->pass, "forward or forward+backward")
       ->check(CLI::IsMember({"forward", "forward+backward"}))

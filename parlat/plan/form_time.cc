@@ -14,6 +14,9 @@ constexpr double kPackings = 4;  // what is sent is read, written, and both agai
 // Of scores that are written out: scores written and read, probabilities written and read; backward their gradient
 // written, it and they read, the scores' gradient written and read for both q and k, the probabilities read for v.
 constexpr double kForwardPasses = 4, kBackwardPasses = 7;
+// Besides, of scores that are the sum of two products: the second written, both read, the sum written; backward the
+// scores' gradient read for q and k of the second as well.
+constexpr double kForwardPassesOfSum = 4, kBackwardPassesOfSum = 2;
 
 // Seconds of the pieces that forms are made of, on one rank.
 class Pieces {
@@ -41,23 +44,26 @@ class Pieces {
   double memory(double bytes) const { return sharing_ * bytes / machine_.memory_bytes_per_s; }
 
   // Forward and backward, `head_pairs` being visible pairs times heads.
-  std::array<double, 2> attention(double head_pairs, int64_t d_qk, int64_t d_v) const {
+  std::array<double, 2> attention(double head_pairs, int64_t d_qk, int64_t d_v, bool sum_of_products) const {
     const auto qk = static_cast<double>(d_qk), v = static_cast<double>(d_v);
     const bool too_wide = attention_.widest_fused && d_qk > *attention_.widest_fused;
     const bool eager = options_.attention.kernel == AttentionKernel::kEager;
-    if (too_wide || (eager && !attention_.eager)) return written_attention(2 * head_pairs, qk, v);
+    if (too_wide || (eager && !attention_.eager)) {
+      return written_attention(2 * head_pairs, qk, v, eager && sum_of_products);
+    }
     const KernelRate& rate = eager ? *attention_.eager : attention_.fused;
     const double back = eager ? 4 * (qk + v) : 2 * (3 * qk + 2 * v);
     return {sharing_ * head_pairs * 2 * (qk + v) / rate.forward, sharing_ * head_pairs * back / rate.backward};
   }
 
   // Of `head_scores` scores, visible or not.
-  std::array<double, 2> written_attention(double head_scores, double d_qk, double d_v) const {
+  std::array<double, 2> written_attention(double head_scores, double d_qk, double d_v, bool sum_of_products) const {
     const auto tokens = static_cast<double>(options_.sequence);
     const double products =
         sharing_ * 2 * head_scores * (d_qk / gemm_.at(std::min(tokens, d_qk)) + d_v / gemm_.at(std::min(tokens, d_v)));
     const double pass = memory(head_scores * element_bytes_);
-    return {products + kForwardPasses * pass, 2 * products + kBackwardPasses * pass};
+    return {products + (kForwardPasses + (sum_of_products ? kForwardPassesOfSum : 0)) * pass,
+            2 * products + (kBackwardPasses + (sum_of_products ? kBackwardPassesOfSum : 0)) * pass};
   }
 
   // Of what one of `members` consecutive ranks sends to the others alike, the share for other nodes.
@@ -147,7 +153,7 @@ struct Estimate {
   std::array<double, 2> attention() const {
     const bool absorbed = plan.form == TrainForm::kAbsorbed;
     return pieces.attention(pairs() * static_cast<double>(heads), absorbed ? d.d_cache() : d.d_qk(),
-                            absorbed ? d.d_latent : d.d_v);
+                            absorbed ? d.d_latent : d.d_v, absorbed && options.as_published);
   }
 
   // Saved tensors but for probabilities, whose passes are in the kernel's rate.

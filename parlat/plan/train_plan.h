@@ -22,6 +22,9 @@ struct TrainPlanOptions {
   AttentionOptions attention = {};
   Sharding sharding = Sharding::kZigzag;
   bool backward = true;
+  // Absorbed's eager scores as LAGA's prototype makes them: a product over the latent and one over rope, then their
+  // sum.
+  bool as_published = false;
   int64_t mlp_width = 0;    // of a gated MLP on local tokens that belongs to the layer's time; 0: attention alone
   double memory_bytes = 0;  // for attention's activations on a rank; 0: all that the machine has
 };

@@ -127,7 +127,7 @@ def memory_by_heads(args):
 
 def plan(name, machine, kernel, heads, ranks, nodes, sequences):
     return parlat(name, "plan", "train", "--model-config", model_config("v3-direct-query"), "--machine", machine,
-                  "--kernel", kernel, "--heads", heads, "--ranks", ranks, "--nodes", nodes, "--layers", 4,
+                  "--as-published", "--kernel", kernel, "--heads", heads, "--ranks", ranks, "--nodes", nodes, "--layers", 4,
                   "--mlp-width", 8192, "--sequence", ",".join(map(str, sequences)))
 
 

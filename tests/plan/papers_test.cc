@@ -46,6 +46,32 @@ TEST(LagaTables, RatiosOfTheFusedBlocksWithinATenth) {
   }
 }
 
+// Of Tables 4 and 5, eager: absorbed makes its scores as two products, whose sum is passed over once more.
+TEST(LagaTables, AbsorbedOfTheEagerBlocksWithinATenth) {
+  struct EagerCell {
+    int64_t ranks, sequence;
+    double of_explicit, of_absorbed;
+  };
+  const Machine machine = load_machine("ascend910b-roce");
+  TrainPlanOptions options{.dims = load_model_config("v3").mla.dims, .as_published = true, .mlp_width = kMlpWidth};
+  options.dims.d_q_latent.reset();
+  options.attention.kernel = AttentionKernel::kEager;
+  for (const EagerCell& cell : {EagerCell{8, 4096, 43359, 32489},
+                                {8, 8192, 34770, 22171},
+                                {16, 4096, 37761, 37913},
+                                {16, 8192, 42225, 33724},
+                                {16, 16384, 30202, 20807}}) {
+    SCOPED_TRACE(fmt::format("{} ranks, {} tokens", cell.ranks, cell.sequence));
+    options.ranks = cell.ranks;
+    options.nodes = cell.ranks / 8;
+    options.sequence = cell.sequence;
+    const TrainPlan plan = plan_train(machine, options);
+    const double ratio = tokens_per_s(plan, TrainForm::kAbsorbed, cell.sequence) /
+                         tokens_per_s(plan, TrainForm::kExplicit, cell.sequence);
+    EXPECT_NEAR(ratio / (cell.of_absorbed / cell.of_explicit), 1, 0.1);
+  }
+}
+
 // Tokens/s over mla's, both at the largest batch, under tensor parallelism 2, by what docs/plan.md assumes of the
 // paper's program. K2's at 32,768 is above the ratio of what the layouts cache, 1.8, to which alone the prediction can
 // grow.
