@@ -93,6 +93,22 @@ TEST_P(EveryForm, WrongResultsAreRefusedInBf16) {
   refused(missing, "token");
 }
 
+// One token of one sequence: all that see it, on whatever rank, and no other sequence.
+TEST_P(EveryForm, PoisonReachesThoseWhoSeeItOnEveryRank) {
+  const auto [form, ranks, sharding] = GetParam();
+  for (const double poison : {double{NAN}, double{INFINITY}}) {
+    FormCase c = make_form_case({.n_heads = 8});
+    c.x_BSD[0][11][0] = poison;  // of a document of tokens 5 to 28
+    const OracleResult got = run_form(form, c, ranks, sharding);
+    const Tensor& grad_x = got.gradients.at("x");
+    for (const Tensor& seeing : {got.out[0].slice(0, 11), grad_x[0].slice(0, 11)})
+      EXPECT_TRUE(seeing.isnan().all().item<bool>()) << poison;
+    for (const Tensor& other : {got.out[1], grad_x[1]}) EXPECT_TRUE(other.isfinite().all().item<bool>()) << poison;
+    for (const auto& [name, gradient] : got.gradients)
+      EXPECT_TRUE(gradient.isnan().any().item<bool>()) << name << " " << poison;
+  }
+}
+
 TEST_P(EveryForm, RepeatsItsBits) {
   const auto [form, ranks, sharding] = GetParam();
   const FormCase c = make_form_case({.n_heads = 8});
@@ -150,6 +166,16 @@ INSTANTIATE_TEST_SUITE_P(Hybrid, EverySplit,
                          ::testing::Combine(::testing::ValuesIn(kSplits),
                                             ::testing::Values(Sharding::kContiguous, Sharding::kZigzag)),
                          split_name);
+
+// Every hop's latents are several blocks of the kernel, and the last block a partial one.
+TEST(Ring, OfSeveralBlocksAHopMatchesTheOracle) {
+  for (const bool packed : {false, true}) {
+    const FormCase c = make_form_case({.n_heads = 2, .batch = 1, .sequence = 1300, .packed = packed});
+    expect_same(run_form(TrainForm::kRing, c, 2, Sharding::kZigzag), oracle(c), rounding(c));
+  }
+  const FormCase c = make_form_case({.n_heads = 2, .batch = 1, .sequence = 1300, .packed = false});
+  expect_same(run_form(TrainForm::kHybrid, c, 4, Sharding::kZigzag, {.ring_groups = 2}), oracle(c), rounding(c));
+}
 
 void expect_same_bits(const OracleResult& got, const OracleResult& want) {
   EXPECT_TRUE(got.out.equal(want.out));
