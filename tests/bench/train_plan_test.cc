@@ -35,14 +35,16 @@ void expect_peaks(const MlaSpec& spec, int64_t sequence, int ranks) {
 }
 
 TEST(TrainPlanPeak, IsALittleLessThanThatOfTheDryRun) {
-  for (const int ranks : {2, 8}) expect_peaks(load_model_config("v3").mla, 8192, ranks);
+  for (const int ranks : {2, 8}) {
+    for (const int64_t sequence : {8192, 65536}) expect_peaks(load_model_config("v3").mla, sequence, ranks);
+  }
 }
 
 TEST(TrainPlanPeak, HoldsWithoutAQueryLatent) {
   MlaSpec spec = load_model_config("v3").mla;
   spec.dims.d_q_latent = {};
   for (const int ranks : {2, 8}) {
-    for (const int64_t sequence : {512, 8192}) expect_peaks(spec, sequence, ranks);
+    for (const int64_t sequence : {512, 8192, 65536}) expect_peaks(spec, sequence, ranks);
   }
 }
 
