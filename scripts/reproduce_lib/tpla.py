@@ -131,7 +131,7 @@ def assumptions(args):
         rows.append(line)
     return ("## What of the paper's program would explain its ratios\n\nOurs: planned, attention alone on two H800, each layout in "
             "the largest batch that fits in 80 GB unless a line says otherwise; in brackets how far from the paper. The paper "
-            "states neither machine, batches, kernels nor how projections are split.\n\n"
+            "states neither machine, batches, what of the model ran, nor how projections are split.\n\n"
             + markdown(["assumption", *(f"{cell['model']}, {cell['context']:,}" for cell in cells)], rows) + "\n")
 
 
