@@ -1,6 +1,7 @@
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/model/transformer.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -60,7 +61,7 @@ struct TokenLoss : torch::autograd::Function<TokenLoss> {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &hidden_nD = saved[0], &head_VD = saved[1], &targets_n = saved[2], &lse_n = saved[3];
     const Tensor d_hidden_nD = at::empty_like(hidden_nD, hidden_nD.options(), at::MemoryFormat::Contiguous);
-    const Tensor d_head_VD = metered("weight gradient", at::zeros(head_VD.sizes(), lse_n.options()));
+    WeightGradient d_head(head_VD, lse_n.scalar_type());
     for_each_block(hidden_nD.size(0), head_VD.size(0), [&](int64_t begin, int64_t count) {
       const Tensor hidden_bD = hidden_nD.narrow(0, begin, count);
       const Tensor targets_b = targets_n.narrow(0, begin, count);
@@ -70,9 +71,9 @@ struct TokenLoss : torch::autograd::Function<TokenLoss> {
       d_logits_bV.mul_(grads[0]).masked_fill_(targets_b.eq(kIgnoredTarget).unsqueeze(1), 0.0);
       d_logits_bV = d_logits_bV.to(hidden_nD.scalar_type());
       gemm(d_logits_bV, head_VD, d_hidden_nD.narrow(0, begin, count));
-      gemm(d_logits_bV.t(), hidden_bD, d_head_VD, /*accumulate=*/true);
+      gemm(d_logits_bV.t(), hidden_bD, d_head.place(), /*accumulate=*/true);
     });
-    return {d_hidden_nD, d_head_VD.to(head_VD.scalar_type()), {}};
+    return {d_hidden_nD, d_head.finish(), {}};
   }
 };
 

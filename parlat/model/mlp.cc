@@ -1,5 +1,6 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/model/moe.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -32,7 +33,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
     const Tensor &gate_nF = saved[4], &up_nF = saved[5], &d_out_nD = grads[0];
 
     const Tensor silu_nF = at::silu(gate_nF);
-    const Tensor d_w_down = metered("weight gradient", product(d_out_nD.t(), silu_nF * up_nF));
+    const Tensor d_w_down = product_gradient(w_down, d_out_nD.t(), silu_nF * up_nF);
     const Tensor d_product_nF = product(d_out_nD, w_down);
     const Tensor d_up_nF = d_product_nF * silu_nF;
     const Tensor d_gate_nF = at::silu_backward(d_product_nF * up_nF, gate_nF);
@@ -40,7 +41,8 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
     const Tensor d_x_nD = at::empty(x_nD.sizes(), x_nD.options().dtype(compute_dtype(x_nD.scalar_type())));
     gemm(d_gate_nF, w_gate, d_x_nD);
     gemm(d_up_nF, w_up, d_x_nD, /*accumulate=*/true);
-    return {d_x_nD.to(x_nD.scalar_type()), product(d_gate_nF.t(), x_nD), product(d_up_nF.t(), x_nD), d_w_down};
+    return {d_x_nD.to(x_nD.scalar_type()), product_gradient(w_gate, d_gate_nF.t(), x_nD),
+            product_gradient(w_up, d_up_nF.t(), x_nD), d_w_down};
   }
 };
 

@@ -1,5 +1,6 @@
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/model/moe.h"
 
 namespace parlat {
@@ -24,9 +25,7 @@ struct RouterLogits : torch::autograd::Function<RouterLogits> {
     const Tensor &x_nD = saved[0], &w_ED = saved[1], &d_logits_nE = grads[0];
     const Tensor d_x_nD = at::empty(x_nD.sizes(), x_nD.options());
     gemm(d_logits_nE, w_ED, d_x_nD);
-    const Tensor d_w_ED = at::empty(w_ED.sizes(), w_ED.options());
-    gemm(d_logits_nE.t(), x_nD, d_w_ED);
-    return {d_x_nD, d_w_ED};
+    return {d_x_nD, product_gradient(w_ED, d_logits_nE.t(), x_nD)};
   }
 };
 
