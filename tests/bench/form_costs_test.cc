@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include "parlat/base/error.h"
 #include "parlat/bench/attention_bench.h"
 #include "parlat/tensor/memory_meter.h"
 #include "parlat/train/forms.h"
@@ -81,7 +82,7 @@ class FormCostsOf : public ::testing::TestWithParam<TrainForm> {
     std::vector<AttentionOptions> all = {{}, {.save = SavedKeys::kAll}};
     if (!passes_latents(GetParam())) all.push_back({AttentionKernel::kEager});
     for (int groups = 1; GetParam() == TrainForm::kHybrid && groups <= ranks; ++groups) {
-      if (ranks % groups == 0) all.push_back({.ring_groups = groups});
+      if (ranks % groups == 0 && ranks / groups <= shape.n_heads) all.push_back({.ring_groups = groups});
     }
     for (const AttentionOptions& options : all) {
       SCOPED_TRACE(fmt::format("kernel {}, save {}, ring groups {}", name(options.kernel), name(options.save),
@@ -97,6 +98,20 @@ TEST_P(FormCostsOf, EqualTheCountersOnEveryRank) {
       for (const int64_t sequence : {16, 29, 3}) {
         SCOPED_TRACE(fmt::format("{} ranks, {}, {} tokens", ranks, name(sharding), sequence));
         expect_costs({11, 2, sequence, 10, sharding, at::kFloat}, ranks);
+      }
+    }
+  }
+}
+
+TEST_P(FormCostsOf, EqualTheCountersWithMoreRanksThanHeads) {
+  for (const int ranks : {4, 7, 8}) {
+    for (const Sharding sharding : {Sharding::kContiguous, Sharding::kZigzag}) {
+      SCOPED_TRACE(fmt::format("{} ranks, {}", ranks, name(sharding)));
+      const Shape shape{3, 2, 29, 10, sharding, at::kFloat};
+      if (passes_latents(GetParam())) {
+        expect_costs(shape, ranks);
+      } else {
+        EXPECT_THROW(expect_costs(shape, ranks), ConfigError);
       }
     }
   }
