@@ -1,6 +1,9 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <memory>
 
@@ -85,22 +88,52 @@ std::vector<Request> make_requests(const Flags& flags, const std::vector<int64_t
   return requests;
 }
 
-// One prompt: text as it comes. Several: each whole when it ends.
+// What a signal that ends the run still has to print. mpirun sends SIGTERM when another rank dies, in whose exchange
+// this process then waits, and SIGKILL a second later.
+std::atomic<const std::string*> unprinted = nullptr;
+std::atomic<int> ending = 0;  // a signal that came while there was none, since it changes
+
+void print_and_end(int signal) {
+  const std::string* const rest = unprinted.exchange(nullptr);
+  if (rest == nullptr && ending.exchange(signal) == 0) return;
+  const bool written = rest == nullptr || ::write(STDOUT_FILENO, rest->data(), rest->size()) >= 0;
+  ::_exit(written ? 128 + signal : 1);
+}
+
+// Texts in the order of their requests, the first one that has not ended as it comes, those behind it when it has; or
+// as far as they are, when the run ends before them.
 class Printer {
  public:
   Printer(const Tokenizer& tokenizer, size_t count) : texts_(count), tokens_(count), finishes_(count) {
     for (size_t i = 0; i < count; ++i) streams_.emplace_back(tokenizer);
+    publish();
+    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, print_and_end);
   }
+  ~Printer() { retract(); }
+  Printer(const Printer&) = delete;
+  Printer& operator=(const Printer&) = delete;
 
   void take(const Emission& emission) {
-    tokens_[emission.request].push_back(emission.token);
-    const bool stop_token = emission.finish == Finish::kStopToken;
-    std::string& text = texts_[emission.request];
-    std::string piece = stop_token ? "" : streams_[emission.request].push(emission.token);
-    if (emission.finish) piece += streams_[emission.request].finish();
-    text += piece;
-    if (texts_.size() == 1) print(piece);
-    if (emission.finish) finish(emission);
+    retract();
+    const size_t request = emission.request;
+    tokens_[request].push_back(emission.token);
+    std::string piece = emission.finish == Finish::kStopToken ? "" : streams_[request].push(emission.token);
+    if (emission.finish) {
+      piece += streams_[request].finish() + "\n";
+      finishes_[request] = name(*emission.finish);
+      log_info(fmt::format("request {}: ended by {}", request, finishes_[request]));
+    }
+    if (texts_[request].empty() && texts_.size() > 1) piece.insert(0, fmt::format("--- {}\n", request));
+    texts_[request] += piece;
+    if (request != printing_) return publish();
+    print(piece);
+    while (!finishes_[printing_].empty() && ++printing_ < texts_.size()) print(texts_[printing_]);
+    publish();
+  }
+
+  void print_rest() {
+    retract();
+    print(rest());
   }
 
   nlohmann::json rows(const std::vector<Request>& requests) const {
@@ -121,17 +154,36 @@ class Printer {
     flush_stdout();
   }
 
-  void finish(const Emission& emission) {
-    if (texts_.size() > 1) print(fmt::format("--- {}\n{}", emission.request, texts_[emission.request]));
-    print("\n");
-    finishes_[emission.request] = name(*emission.finish);
-    log_info(fmt::format("request {}: ended by {}", emission.request, name(*emission.finish)));
+  // Ends the line of the text that was printed last; those behind it.
+  std::string rest() const {
+    std::string rest;
+    for (size_t i = printing_; i < texts_.size(); ++i) {
+      if (i > printing_) rest += texts_[i];
+      if (!texts_[i].empty() && finishes_[i].empty()) rest += "\n";
+    }
+    return rest;
+  }
+
+  void publish() {
+    published_ = std::make_unique<const std::string>(rest());
+    unprinted = published_.get();
+    if (ending != 0) print_and_end(ending);
+  }
+
+  // Before anything is printed here. What a handler has taken it prints, and ends the process.
+  void retract() {
+    if (published_ && unprinted.exchange(nullptr) == nullptr) {
+      for (;;) ::pause();
+    }
+    published_.reset();
   }
 
   std::vector<TextStream> streams_;
-  std::vector<std::string> texts_;
+  std::vector<std::string> texts_;  // with what surrounds them
   std::vector<std::vector<int64_t>> tokens_;
-  std::vector<std::string> finishes_;
+  std::vector<std::string> finishes_;  // empty: goes on
+  size_t printing_ = 0;                // the first that has not ended
+  std::unique_ptr<const std::string> published_;
 };
 
 int64_t cache_tokens(const std::vector<Request>& requests, int64_t max_positions, int ranks) {
@@ -162,6 +214,17 @@ void serve_prompts(const Flags& flags, const ModelConfig& config, const std::vec
   }
 }
 
+void run(Engine& engine, Printer& printer) {
+  try {
+    while (!engine.idle()) {
+      for (const Emission& emission : engine.step()) printer.take(emission);
+    }
+  } catch (...) {
+    printer.print_rest();
+    throw;
+  }
+}
+
 void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& tokenizer,
               const std::vector<Request>& requests, Communicator& world) {
   const bool separate = flags.prefill_ranks > 0;
@@ -186,13 +249,12 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
   }
   Engine engine(*decoder, options);
   for (const Request& request : requests) engine.submit(request);
-  Printer printer(tokenizer, requests.size());
-  while (!engine.idle()) {
-    for (const Emission& emission : engine.step()) {
-      if (comm.rank() == 0) printer.take(emission);
-    }
+  if (comm.rank() != 0) {
+    while (!engine.idle()) engine.step();
+    return;
   }
-  if (comm.rank() != 0) return;
+  Printer printer(tokenizer, requests.size());
+  run(engine, printer);
   write_record(flags.decode.common, "generate",
                {{"model", flags.decode.model.string()},
                 {"layout", name(layout.layout)},
@@ -204,6 +266,9 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
 }
 
 void run_generate(const Flags& flags) {
+  if (flags.prefill_ranks > 0 && !exact_prefill(flags.decode)) {
+    throw ConfigError("prefill-ranks: expected --prefill exact with it, got sliced");
+  }
   const ModelConfig config = load_model_config(flags.decode.model);
   const std::vector<int64_t> stop_tokens = end_tokens(flags, config);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.decode.model);
