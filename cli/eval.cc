@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <optional>
 
@@ -28,6 +29,7 @@ struct Flags {
 struct Row {
   LayoutSpec layout;
   Evaluation sums;
+  std::filesystem::path slices;
   double cache_bytes_per_token = 0;
 };
 
@@ -43,7 +45,6 @@ Text make_text(const Flags& flags, const ModelConfig& config) {
     throw ConfigError("sequence: expected 2 to the context of {}, got {}", config.max_positions, flags.window);
   }
   const bool exact = exact_prefill(flags.decode);
-  if (flags.prompt > 0 && !exact) throw ConfigError("prompt: expected --prefill exact with it, got sliced");
   if (flags.prompt >= flags.window) {
     throw ConfigError("prompt: expected fewer tokens than the window of {}, got {}", flags.window, flags.prompt);
   }
@@ -55,10 +56,10 @@ Text make_text(const Flags& flags, const ModelConfig& config) {
                   .prompt = flags.prompt > 0 ? flags.prompt : flags.window / 2};
   if (flags.copied) {
     text.windows = copied_windows(tokens, flags.window, flags.data.string());
-    text.from = flags.window / 2;
+    text.from = std::max(flags.prompt, flags.window / 2);
   } else {
     text.windows = text_windows(tokens, flags.window, flags.data.string());
-    if (text.options.prefill == PrefillMode::kExact) text.from = text.options.prompt;
+    text.from = exact || flags.prompt > 0 ? text.options.prompt : 1;
   }
   if (flags.max_tokens > 0) {
     const int64_t each = flags.window - text.from;
@@ -69,6 +70,7 @@ Text make_text(const Flags& flags, const ModelConfig& config) {
 }
 
 std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config, const Text& text, Communicator& comm) {
+  const ModelSource source{.directory = flags.decode.model, .slices = flags.decode.slices, .seed = 1};
   const auto decoder_of = [&](const LayoutSpec& layout) {
     // A window, and what page borders on every rank waste.
     return make_decoder(flags.decode, config, layout, flags.window + kPageTokens * comm.size(), comm);
@@ -77,7 +79,7 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
     return listed_layout_spec(layout, flags.decode.groups, comm.size());
   };
   std::optional<LayoutSpec> reference_spec;
-  if (flags.reference != "none") reference_spec = layout_spec(flags.reference, 0, comm.size());
+  if (flags.reference != "none") reference_spec = spec_of(flags.reference);
   // All of them can be, before the first is loaded.
   for (const std::string& layout : flags.layouts)
     place(spec_of(layout), config.mla.dims.n_heads, comm.size(), comm.rank());
@@ -86,7 +88,7 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
   std::vector<Decoder*> evaluated;
   Decoder* reference = nullptr;
   for (const std::string& layout : flags.layouts) {
-    rows.push_back({.layout = spec_of(layout), .sums = {}});
+    rows.push_back({.layout = spec_of(layout), .sums = {}, .slices = slice_file(source, spec_of(layout))});
     decoders.push_back(decoder_of(rows.back().layout));
     evaluated.push_back(decoders.back().get());
     rows.back().cache_bytes_per_token = evaluated.back()->cache_bytes_per_token();
@@ -107,12 +109,16 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
 
 nlohmann::json to_json(const Row& row, const Flags& flags, int ranks, bool reference) {
   const double n = static_cast<double>(row.sums.tokens);
+  const DecodeFlags& decode = flags.decode;
   nlohmann::json json = {{"layout", name(row.layout.layout)},
                          {"groups", row.layout.groups},
                          {"ranks", ranks},
                          {"sequence", flags.window},
-                         {"prefill", flags.decode.prefill},
-                         {"dtype", flags.decode.common.dtype},
+                         {"prefill", decode.prefill},
+                         {"dtype", decode.common.dtype},
+                         {"cache_dtype", decode.cache_dtype.empty() ? decode.common.dtype : decode.cache_dtype},
+                         {"slices", row.slices.string()},
+                         {"transform", row.slices.empty() ? "none" : slice_transform(row.slices)},
                          {"tokens", row.sums.tokens},
                          {"loss", row.sums.loss / n},
                          {"perplexity", row.sums.perplexity()},
@@ -149,7 +155,14 @@ void run_eval(Flags& flags) {
     }
     print_table(table);
     write_record(flags.decode.common, "eval",
-                 {{"model", flags.decode.model.string()}, {"data", flags.data.string()}, {"copied", flags.copied}},
+                 {{"model", flags.decode.model.string()},
+                  {"data", flags.data.string()},
+                  {"copied", flags.copied},
+                  {"reference", flags.reference},
+                  {"sequence", flags.window},
+                  {"counted_from", text.from},
+                  {"prompt", text.options.prefill == PrefillMode::kExact ? text.options.prompt : 0},
+                  {"slice_norm", flags.decode.slice_norm}},
                  json);
   });
 }
@@ -171,7 +184,8 @@ void add_eval(CLI::App& app) {
   command->add_option("--tokens", flags->max_tokens, "predicted tokens at most (0: all)")->check(count);
   command
       ->add_option("--prompt", flags->prompt,
-                   "with --prefill exact: tokens of each window that are prefilled and not counted (0: half)")
+                   "tokens of each window that are not counted; --prefill exact runs them exactly (0: half with "
+                   "exact prefill, else the first)")
       ->check(count);
   command->add_flag("--copied", flags->copied, "windows of a passage and its copy; counted: the copy");
   command->callback([flags] { run_eval(*flags); });

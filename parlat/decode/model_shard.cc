@@ -86,15 +86,19 @@ AttentionShard attention_shard(MlaWeights w, const Placement& placement, const S
 
 }  // namespace
 
+std::filesystem::path slice_file(const ModelSource& source, const LayoutSpec& layout) {
+  if (layout.groups == 1) return {};
+  if (!source.slices.empty()) return source.slices;
+  if (layout.layout == DecodeLayout::kGla || source.directory.empty()) return {};
+  const std::filesystem::path own = source.directory / slice_file_name(layout.groups);
+  std::error_code ignored;
+  return std::filesystem::exists(own, ignored) ? own : std::filesystem::path();
+}
+
 std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
                                   int64_t group) {
   if (layout.groups == 1) return std::vector<SliceMaps>(config.n_layers);
-  std::filesystem::path path = source.slices;
-  std::error_code ignored;
-  if (path.empty() && layout.layout != DecodeLayout::kGla && !source.directory.empty()) {
-    const std::filesystem::path own = source.directory / slice_file_name(layout.groups);
-    if (std::filesystem::exists(own, ignored)) path = own;
-  }
+  const std::filesystem::path path = slice_file(source, layout);
   if (path.empty()) {
     return std::vector<SliceMaps>(config.n_layers, plain_slice(config.mla.dims.d_latent, layout.groups, group));
   }

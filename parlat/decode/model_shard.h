@@ -47,6 +47,9 @@ struct ModelSource {
   uint64_t seed = 1;
 };
 
+// The file of slice maps that a layout uses; empty where the latent is whole, or cut as it is.
+std::filesystem::path slice_file(const ModelSource& source, const LayoutSpec& layout);
+
 // The maps of each layer for slice `group`; undefined where the latent is whole. Throws what load_model_shard throws.
 std::vector<SliceMaps> slice_maps(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
                                   int64_t group);

@@ -24,6 +24,11 @@ std::string map_name(int64_t layer, int64_t group, const char* map) {
   return fmt::format("layers.{}.slices.{}.{}", layer, group, map);
 }
 
+std::string text_of(const SafetensorsFile& file, const std::string& key) {
+  const auto found = file.metadata().find(key);
+  return found == file.metadata().end() ? "" : found->second;
+}
+
 class Reader {
  public:
   Reader(const std::filesystem::path& path, const ModelConfig& config) : path_(path), config_(config), file_(path) {}
@@ -64,10 +69,7 @@ class Reader {
     }
   }
 
-  std::string text(const std::string& key) const {
-    const auto found = file_.metadata().find(key);
-    return found == file_.metadata().end() ? "" : found->second;
-  }
+  std::string text(const std::string& key) const { return text_of(file_, key); }
 
   int64_t number(const std::string& key) const {
     const std::string value = text(key);
@@ -134,6 +136,8 @@ std::string slice_file_name(int64_t groups) { return fmt::format("slices-{}.safe
 SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config) {
   return Reader(path, config).read();
 }
+
+std::string slice_transform(const std::filesystem::path& path) { return text_of(SafetensorsFile(path), "transform"); }
 
 void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
   std::map<std::string, Tensor> tensors;

@@ -37,6 +37,8 @@ std::string slice_file_name(int64_t groups);
 // Throws DataError for a file that is broken or damaged (an XXH3 of its maps lies beside them), or of fewer layers or
 // other widths than the model's. Layers behind the model's are skipped: a model may be cut to its first.
 SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config);
+// Of its header alone: hadamard, pca, balanced.
+std::string slice_transform(const std::filesystem::path& path);
 // Atomically; DataError.
 void save_slices(const std::filesystem::path& path, const SliceFile& slices);
 

@@ -21,6 +21,7 @@ import warnings
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 transformers.utils.logging.disable_progress_bar()
@@ -80,7 +81,9 @@ class Commands(unittest.TestCase):
     def rows(self, command, *arguments):
         record = self.folder / "record.json"
         self.run_program(command, *arguments, "--json", record, "--quiet")
-        return json.loads(record.read_text())["rows"]
+        parsed = json.loads(record.read_text())
+        self.assertEqual(parsed["machine"]["isa"], torch.backends.cpu.get_cpu_capability())
+        return parsed["rows"]
 
     def greedy(self, model, prompt, tokens):
         """What transformers would write after the prompt and each of the tokens; the tokens, if they are its own."""
@@ -201,17 +204,81 @@ class Commands(unittest.TestCase):
                            timeout=120)
             self.assertEqual(json.loads(record.read_text())["rows"][0]["tokens"], want, f"{layout} {more}")
 
+    def ended_early(self, command, end):
+        """Runs generate for two prompts until both have text, then end(process): its exit code and stderr."""
+        path, _ = self.family("v3")
+        arguments = ["generate", "--model", path, "--prompt", "x", "--prompt", "It was", "--ignore-end", "--quiet"]
+        whole = subprocess.run([*map(str, [PROGRAM, *arguments, "--new-tokens", 40])], stdout=subprocess.PIPE, check=True,
+                               timeout=60).stdout
+        run = subprocess.Popen(command(*arguments, "--new-tokens", 450), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        first = run.stdout.read(64)  # some tokens of the first prompt; the second has run meanwhile
+        end(run)
+        out, err = run.communicate(timeout=60)
+        out = first + out
+        self.assertRegex(out, b"(?s)^--- 0\n.+\n--- 1\n.+\n$")
+        # As far as they are, the texts of a run that nobody ended.
+        for got, want in zip(out.split(b"--- 1\n"), whole.split(b"--- 1\n"), strict=True):
+            shorter = min(len(got), len(want)) - 1
+            self.assertEqual(got[:shorter], want[:shorter])
+        return run.returncode, err.decode()
+
     @unittest.skipUnless(shutil.which("mpirun"), "no MPI here")
     def test_a_killed_rank_ends_the_others_and_the_text_so_far_stays(self):
+        def kill_rank_1(run):
+            children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout
+            for child in children.split():
+                if b"OMPI_COMM_WORLD_RANK=1\0" in pathlib.Path(f"/proc/{child}/environ").read_bytes():
+                    os.kill(int(child), signal.SIGKILL)
+
+        code, err = self.ended_early(lambda *arguments: self.mpirun(2, *arguments), kill_rank_1)
+        self.assertEqual(code, 128 + signal.SIGKILL)
+        self.assertRegex(" ".join(err.split()), "process rank 1 with PID .* exited on signal 9")
+
+    def test_an_interrupt_leaves_the_text_so_far(self):
+        command = lambda *arguments: [*map(str, [PROGRAM, *arguments, "--ranks", "local:2"])]
+        code, err = self.ended_early(command, lambda run: run.send_signal(signal.SIGINT))
+        self.assertEqual((code, err), (130, ""))
+
+    def test_counting_begins_at_the_same_token_in_both_modes(self):
         path, _ = self.family("v3")
-        run = subprocess.Popen(self.mpirun(2, "generate", "--model", path, "--prompt", "x", "--new-tokens", 500,
-                                           "--ignore-end", "--quiet"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        first = run.stdout.read(1)  # it has begun to write
-        children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
-        os.kill(int(children[-1]), signal.SIGKILL)
-        out, _ = run.communicate(timeout=60)
-        self.assertTrue(first + out)
-        self.assertNotEqual(run.returncode, 0)
+        evaluate = ["--model", path, "--data", __file__, "--ranks", "local:2", "--sequence", 64, "--tokens", 300]
+        for more, each in [([], 48), (["--copied"], 32)]:
+            exact, sliced = [self.rows("eval", *evaluate, "--layout", "mla", "--prompt", 16, "--prefill", mode, *more)[0]
+                             for mode in ("exact", "sliced")]
+            self.assertEqual((exact["tokens"], sliced["tokens"]), (300, 300))
+            self.assertLess(abs(exact["loss"] - sliced["loss"]), 1e-4)  # mla is exact either way
+            record = json.loads((self.folder / "record.json").read_text())
+            self.assertEqual(record["config"]["counted_from"], 64 - each)
+
+    def test_slices_by_their_own_norm_leave_exact_positions_exact(self):
+        path, _ = self.family("v3")
+        row = self.rows("eval", "--model", path, "--data", __file__, "--layout", "tpla", "--ranks", "local:2",
+                        "--sequence", 64, "--prefill", "exact", "--prompt", 63, "--tokens", 10, "--slice-norm")[0]
+        self.assertLess(abs(row["kl"]), 1e-8)  # what fp32 leaves, squared
+        self.assertEqual((row["slices"], row["transform"], row["cache_dtype"]), ("", "none", "fp32"))
+
+    def test_a_sliced_reference_has_the_groups_that_are_asked_for(self):
+        path, _ = self.family("v3")
+        row = self.rows("eval", "--model", path, "--data", __file__, "--layout", "tpla", "--reference", "tpla", "--groups", 2,
+                        "--ranks", "local:4", "--sequence", 64, "--tokens", 63)[0]
+        self.assertEqual((row["kl"], row["agreement"]), (0, 1))
+
+    def test_converted_models_of_more_layers_than_are_verified(self):
+        path, _ = self.family("v3")
+        out = self.folder / "pca"
+        self.run_program("convert", "--model", path, "--out", out, "--transform", "pca", "--groups", 2, "--calibration",
+                         __file__, "--calibration-tokens", 512, "--sequence", 64)
+        for dtype in ("fp32", "bf16"):
+            rows = self.rows("verify", "--model", out, "--dtype", dtype, "--sequence", 8, "--batch", 1, "--documents", 1,
+                             "--forms", "laga", "--ranks", "local:2")
+            layouts = [row for row in rows if "layout" in row]
+            self.assertEqual([row["ok"] for row in layouts], [True] * 5)
+            for row in layouts:  # what is allowed is not far from what is found
+                self.assertLess(row["tolerance"], 40 * row["max_error"])
+        row = self.rows("eval", "--model", out, "--data", __file__, "--layout", "tpla", "--ranks", "local:2", "--sequence", 64,
+                        "--tokens", 63, "--cache-dtype", "bf16")[0]
+        self.assertEqual((row["slices"], row["transform"], row["cache_dtype"]),
+                         (str(out / "slices-2.safetensors"), "pca", "bf16"))
 
     def expect_refusals(self, requests):
         for code, words, arguments in requests:
@@ -231,6 +298,13 @@ class Commands(unittest.TestCase):
         self.run_program("convert", "--model", SMALL, "--out", self.folder / "other", "--transform", "pca", "--groups", 2,
                          "--calibration", __file__, "--calibration-tokens", 512, "--sequence", 64)
         foreign = self.folder / "other/slices-2.safetensors"
+        damaged = self.folder / "damaged-slices-2.safetensors"
+        damaged.write_bytes(foreign.read_bytes()[:-3] + b"\x11\x22\x33")
+        nan = self.folder / "nan"
+        shutil.copytree(path, nan)
+        tensors = load_file(nan / "model.safetensors")
+        tensors["model.norm.weight"][5] = float("nan")
+        save_file(tensors, nan / "model.safetensors")
         empty = self.folder / "empty.txt"
         empty.write_text("")
         generate = ["generate", "--prompt", "x", "--new-tokens", 3, "--model"]
@@ -252,8 +326,14 @@ class Commands(unittest.TestCase):
             (3, "no safetensors file", [*evaluate, "--layout", "tpla", "--ranks", "local:2", "--slices", __file__]),
             (2, "sequence", [*evaluate, "--sequence", 1000]),
             (2, "fewer tokens than the window", [*evaluate, "--sequence", 64, "--prefill", "exact", "--prompt", 64]),
-            (2, "--prefill exact", [*evaluate, "--sequence", 64, "--prompt", 32]),
+            (2, "prefill-ranks: expected --prefill exact with it, got sliced",
+             [*generate, path, "--ranks", "local:2", "--prefill-ranks", 1, "--prefill", "sliced"]),
             (2, "got 'mlp'", [*evaluate, "--layouts", "mla,mlp", "--sequence", 64]),
+            (3, f"{nan}: expected weights that give finite logits, got nan", [*generate, nan]),
+            (3, f"{nan}: expected weights that give finite logits, got nan", ["eval", "--data", __file__, "--model", nan]),
+            (3, "slices-2.safetensors: tensors: expected a checksum of ",
+             ["eval", "--data", __file__, "--model", self.folder / "other", "--layout", "tpla", "--ranks", "local:2",
+              "--sequence", 64, "--slices", damaged]),
             (3, "of another model", ["eval", "--data", __file__, "--model", SMALL, "--layout", "tpla", "--ranks",
                                      "local:2", "--sequence", 64, "--slices", foreign]),
             (2, "expected one of hadamard, pca, balanced", [*convert, self.folder / "o", "--transform", "x"]),
