@@ -13,6 +13,7 @@
 namespace parlat {
 namespace {
 
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 // Two layers, each some eight products and sums of up to 80 terms after one another.
@@ -51,13 +52,28 @@ std::vector<Case> all_cases() {
           {{kDcp, 1}, {1, 2, 3, 4, 7, 8}}, {{kTplaDcp, 2}, {2, 4, 6, 8}}, {{kTplaDcp, 4}, {4, 8}}};
 }
 
+// The first `prompt` tokens see all of the latent, those after them its slices.
+class SlicedAfterPrompt final : public Attention {
+ public:
+  SlicedAfterPrompt(int64_t prompt, SlicedOracle sliced) : prompt_(prompt), sliced_(std::move(sliced)) {}
+  Tensor forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const override {
+    const Tensor exact = LocalAttention().forward(w, x_BSD, tokens), sliced = sliced_.forward(w, x_BSD, tokens);
+    return at::cat({exact.slice(1, 0, prompt_), sliced.slice(1, prompt_)}, 1);
+  }
+
+ private:
+  int64_t prompt_;
+  SlicedOracle sliced_;
+};
+
 std::string label(const LayoutSpec& layout, int ranks) {
   return fmt::format("{} of {} groups on {} ranks", name(layout.layout), layout.groups, ranks);
 }
 
 class Layouts : public ::testing::Test {
  protected:
-  Tensor expected(const LayoutSpec& layout, const std::vector<int64_t>& tokens) {
+  // After an exact prefill of so many tokens.
+  Tensor expected(const LayoutSpec& layout, const std::vector<int64_t>& tokens, int64_t prompt = 0) {
     if (layout.groups == 1) return saved_.logits(LocalAttention(), tokens);
     std::vector<std::vector<SliceMaps>> slices;
     for (int64_t layer = 0; layer < saved_.config.n_layers; ++layer) {
@@ -68,7 +84,8 @@ class Layouts : public ::testing::Test {
                                : random_slices(saved_.config, layout.groups).layers[layer][g]);
       }
     }
-    return saved_.logits(SlicedOracle(slices, layout.layout == DecodeLayout::kGla), tokens);
+    const SlicedOracle sliced(slices, layout.layout == DecodeLayout::kGla);
+    return saved_.logits(SlicedAfterPrompt(prompt, sliced), tokens);
   }
 
   Decoder decoder(const LayoutSpec& layout, Communicator& comm, bool slice_norm = false) {
@@ -87,6 +104,12 @@ class Layouts : public ::testing::Test {
 
   SavedModel saved_;
 };
+
+TEST(LayoutCases, HaveEveryLayout) {
+  std::vector<DecodeLayout> layouts;
+  for (const auto& [layout, rank_counts] : all_cases()) layouts.push_back(layout.layout);
+  for (const DecodeLayout layout : all_decode_layouts()) EXPECT_THAT(layouts, Contains(layout)) << name(layout);
+}
 
 TEST_F(Layouts, TokensOneByOneAgreeWithTheDefinition) {
   const std::vector<int64_t> tokens = random_tokens(70, 1);  // more than a page
@@ -130,26 +153,25 @@ TEST_F(Layouts, SequencesOfDifferentLengthsShareAPass) {
 }
 
 TEST_F(Layouts, ExactPrefillIsExactAndDecodingGoesOnFromIt) {
-  const std::vector<int64_t> tokens = random_tokens(40, 6);
-  const Tensor exact = saved_.logits(LocalAttention(), tokens);
+  const std::vector<int64_t> tokens = random_tokens(43, 6);
+  constexpr int64_t kPrompt = 40;
+  const Tensor exact = saved_.logits(LocalAttention(), tokens).slice(0, 0, kPrompt);
   for (const auto& [layout, rank_counts] : all_cases()) {
+    // What comes next sees what the prefill stored.
+    const Tensor want = at::cat({exact, expected(layout, tokens, kPrompt).slice(0, kPrompt)});
     for (const int ranks : rank_counts) {
       SCOPED_TRACE(label(layout, ranks));
       run_ranks(ranks, [&, &layout = layout](Communicator& comm) {
         Decoder model = decoder(layout, comm);
-        Decoder::Prefill state{.slot = model.add_sequence(41), .done = 0, .latents = {}};
+        Decoder::Prefill state{.slot = model.add_sequence(43), .done = 0, .latents = {}};
         std::vector<Tensor> logits;
         for (const int64_t chunk : {1, 17, 22}) {
           const auto begin = tokens.begin() + state.done;
           logits.push_back(model.logits(model.prefill(state, {begin, begin + chunk})));
         }
-        EXPECT_CLOSE(at::cat(logits), exact, kTolerance);
-        if (layout.groups > 1) return;
-        // The next token sees what the prefill stored.
-        std::vector<int64_t> longer = tokens;
-        longer.push_back(11);
-        const Tensor last = saved_.logits(LocalAttention(), longer).narrow(0, 40, 1);
-        EXPECT_CLOSE(model.logits(model.forward({{state.slot, 40, 11}})), last, kTolerance);
+        for (int64_t i = kPrompt; i < 43; ++i)
+          logits.push_back(model.logits(model.forward({{state.slot, i, tokens[i]}})));
+        EXPECT_CLOSE(at::cat(logits), want, kTolerance);
       });
     }
   }

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <filesystem>
+#include <utility>
 
 #include "parlat/model/transformer.h"
 #include "parlat/weights/checkpoint_files.h"
@@ -12,25 +13,31 @@
 namespace parlat {
 
 // A dense and an expert layer of 8 heads, whose vocabulary, widths and experts no number of ranks divides.
-inline ModelConfig small_decode_model() {
-  return parse_model_config(nlohmann::json::parse(R"({
+inline ModelConfig small_decode_model(const nlohmann::json& changes = nlohmann::json::object()) {
+  nlohmann::json json = nlohmann::json::parse(R"({
     "model_type": "deepseek_v3", "hidden_size": 36, "num_attention_heads": 8, "qk_nope_head_dim": 6,
     "qk_rope_head_dim": 4, "v_head_dim": 10, "kv_lora_rank": 16, "q_lora_rank": 22, "num_hidden_layers": 2,
     "vocab_size": 61, "intermediate_size": 50, "n_routed_experts": 12, "n_shared_experts": 1,
     "num_experts_per_tok": 3, "moe_intermediate_size": 17, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
-    "max_position_embeddings": 512, "initializer_range": 0.25})"),
-                            "small");
+    "max_position_embeddings": 512, "initializer_range": 0.25})");
+  json.update(changes);
+  return parse_model_config(json, "small");
 }
 
-// Its seeded weights in a folder, and in fp64.
+// Its seeded weights in a folder, and in fp64. out_scale: what those that write to the residual are multiplied by.
 struct SavedModel {
   TemporaryFolder folder;
-  ModelConfig config = small_decode_model();
+  ModelConfig config;
   ModelWeights weights;
+  std::vector<WeightRow> table;
 
-  SavedModel() {
-    const std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
+  explicit SavedModel(ModelConfig of = small_decode_model(), at::ScalarType stored = at::kFloat, double out_scale = 1)
+      : config(std::move(of)), table(weight_table(config, all_experts(config), weights)) {
     initialize(table, config, /*seed=*/5, at::kFloat);
+    for (const WeightRow& row : table) {
+      const bool out = row.name.ends_with("o_proj.weight") || row.name.ends_with("down_proj.weight");
+      row.set((*row.tensor * (out ? out_scale : 1)).to(stored));
+    }
     save_weights(folder.path(), config, table);
     for (const WeightRow& row : table) row.set(row.tensor->to(at::kDouble));
   }
