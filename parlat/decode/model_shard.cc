@@ -31,8 +31,6 @@ class Parts {
     for (WeightRow& row : table) {
       const auto part = parts_.find(row.tensor);
       if (part != parts_.end()) row.part = part->second;
-      const bool router = row.name.ends_with(".mlp.gate.weight");
-      row.keep_fp32 = row.keep_fp32 || row.shape.size() == 1 || router;
     }
   }
 
@@ -86,6 +84,13 @@ AttentionShard attention_shard(MlaWeights w, const Placement& placement, const S
 
 }  // namespace
 
+void keep_small_weights(std::vector<WeightRow>& table) {
+  for (WeightRow& row : table) {
+    const bool router = row.name.ends_with(".mlp.gate.weight");
+    row.keep_fp32 = row.keep_fp32 || row.shape.size() == 1 || router;
+  }
+}
+
 std::filesystem::path slice_file(const ModelSource& source, const LayoutSpec& layout) {
   if (layout.groups == 1) return {};
   if (!source.slices.empty()) return source.slices;
@@ -131,6 +136,7 @@ ModelShard load_model_shard(const ModelSource& source, const ModelConfig& config
   std::vector<WeightRow> table = weight_table(config, experts, weights);
   Parts parts(config, shard.placement, ranks, rank);
   parts.assign(weights, table);
+  keep_small_weights(table);
   if (source.directory.empty()) {
     initialize(table, config, source.seed, dtype);
   } else {

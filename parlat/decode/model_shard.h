@@ -11,6 +11,7 @@
 #include "parlat/config/model_config.h"
 #include "parlat/weights/model_weights.h"
 #include "parlat/weights/slice_maps.h"
+#include "parlat/weights/weight_table.h"
 
 namespace parlat {
 
@@ -46,6 +47,9 @@ struct ModelSource {
   std::filesystem::path slices;     // a file of slice maps; empty: the directory's, where it has one for the groups
   uint64_t seed = 1;
 };
+
+// Norms, biases and routers stay fp32 in models of 16 bits.
+void keep_small_weights(std::vector<WeightRow>& table);
 
 // The file of slice maps that a layout uses; empty where the latent is whole, or cut as it is.
 std::filesystem::path slice_file(const ModelSource& source, const LayoutSpec& layout);

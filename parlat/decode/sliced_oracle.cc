@@ -12,15 +12,16 @@ namespace parlat {
 Tensor SlicedOracle::forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const {
   const MlaDims& d = w.dims();
   const Tensor q = project_query(w, x_BSD, tokens.rope), latent = project_latent(w, x_BSD, tokens.rope);
-  const Tensor c_kv = latent.narrow(2, 0, d.d_latent), k_rope = latent.narrow(2, d.d_latent, d.d_rope);
+  const auto kept = [&](const Tensor& t) { return t.to(kept_).to(x_BSD.scalar_type()); };
+  const Tensor c_kv = latent.narrow(2, 0, d.d_latent), k_rope = kept(latent.narrow(2, d.d_latent, d.d_rope));
   const Tensor w_ukv = w.w_ukv.view({d.n_heads, d.d_nope + d.d_v, d.d_latent});
   const std::vector<SliceMaps>& slices = slices_[next_layer_++ % slices_.size()];
   Tensor out = at::zeros({x_BSD.size(0), x_BSD.size(1), d.n_heads, d.d_v}, x_BSD.options());
   for (size_t g = 0; g < slices.size(); ++g) {
     const auto wide = [&](const Tensor& map) { return map.to(x_BSD.scalar_type()); };
-    const Tensor z = at::matmul(c_kv, wide(slices[g].store_Lw));
-    const Tensor w_uk = at::matmul(w_ukv.narrow(1, 0, d.d_nope), wide(slices[g].key_Lw));
-    const Tensor w_uv = at::matmul(w_ukv.narrow(1, d.d_nope, d.d_v), wide(slices[g].value_Lw));
+    const Tensor z = kept(at::matmul(c_kv, wide(slices[g].store_Lw)));
+    const Tensor w_uk = kept(at::matmul(w_ukv.narrow(1, 0, d.d_nope), wide(slices[g].key_Lw)));
+    const Tensor w_uv = kept(at::matmul(w_ukv.narrow(1, d.d_nope, d.d_v), wide(slices[g].value_Lw)));
     const Tensor absorbed = at::einsum("bshn,hnw->bshw", {q.narrow(3, 0, d.d_nope), w_uk});
     const Tensor scores =
         w.spec.softmax_scale() * (at::einsum("bshw,btw->bhst", {absorbed, z}) +

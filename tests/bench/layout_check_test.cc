@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "parlat/tensor/compare.h"
 #include "tests/decode/small_model.h"
 #include "tests/run_ranks.h"
 
@@ -36,8 +37,8 @@ TEST(CheckLayout, HoldsAndAllowsLittleMoreThanRoundingGives) {
         SCOPED_TRACE(fmt::format("{}, {}, {} layers", name(layout.layout), name(dtype), layers));
         const LayoutCheck result = check(saved, layers, layout, dtype);
         EXPECT_TRUE(result.ok) << result.max_error << " against " << result.tolerance;
-        // Four standard deviations (Tolerance::kSafety) are allowed of a worst row, which is off by one or more.
-        EXPECT_GT(result.max_error, result.tolerance / 40);
+        // Allowed is kSafety times what rounding did elsewhere; in fp32, times a bound of it.
+        EXPECT_GT(result.max_error, result.tolerance / (dtype == at::kBFloat16 ? 3 * Tolerance::kSafety : 40));
       }
     }
   }
