@@ -57,17 +57,21 @@ void place_tokens(const Tensor& local, const Tensor& whole, const SequenceShards
   }
 }
 
-// Tensors in which the other ranks' tokens arrive: in place where a rank's tokens are one stretch of whole's memory,
-// else in a buffer of their own, which finish() copies and frees rank by rank.
+// Tensors in which the other ranks' tokens arrive: in place where every rank's tokens are one stretch of the whole's
+// memory, else in buffers of their own, which finish() copies and frees rank by rank; the whole exists from then on.
 class Arrivals {
  public:
-  Arrivals(Tensor whole, const SequenceShards& tokens, int rank) : whole_(std::move(whole)), tokens_(tokens) {
-    for (int p = 0; p < tokens.ranks(); ++p) slots_.push_back(p == rank ? at::empty({0}, whole_.options()) : slot(p));
+  // own: this rank's tokens [B, S_local, ...].
+  Arrivals(Tensor own, const SequenceShards& tokens, int rank, std::string what)
+      : own_(std::move(own)), tokens_(tokens), rank_(rank), what_(std::move(what)) {
+    if (in_place()) allocate();
+    for (int p = 0; p < tokens.ranks(); ++p) slots_.push_back(p == rank ? own_.new_empty({0}) : slot(p));
   }
 
   const std::vector<Tensor>& slots() const { return slots_; }
 
   Tensor finish() {
+    if (!whole_.defined()) allocate();
     for (int p = 0; p < tokens_.ranks(); ++p) {
       if (slots_[p].numel() > 0 && !slots_[p].is_alias_of(whole_)) place_tokens(slots_[p], whole_, tokens_, p);
       slots_[p].reset();
@@ -76,19 +80,35 @@ class Arrivals {
   }
 
  private:
-  Tensor slot(int p) const {
-    const std::vector<Range>& runs = tokens_.runs(p);
-    if (runs.size() == 1) {
-      const Tensor view = whole_.narrow(1, runs[0].begin, runs[0].size());
-      if (view.is_contiguous()) return view;
+  bool in_place() const {
+    if (own_.size(0) != 1) return false;
+    for (int p = 0; p < tokens_.ranks(); ++p) {
+      if (tokens_.runs(p).size() > 1) return false;
     }
-    std::vector<int64_t> shape = whole_.sizes().vec();
-    shape[1] = tokens_.count(p);
-    return metered_buffer(at::empty(shape, whole_.options()));
+    return true;
   }
 
-  Tensor whole_;
+  void allocate() {
+    std::vector<int64_t> shape = own_.sizes().vec();
+    shape[1] = tokens_.sequence();
+    whole_ = metered_result(what_, at::empty(shape, own_.options()));
+    place_tokens(std::exchange(own_, own_.new_empty({0})), whole_, tokens_, rank_);
+  }
+
+  Tensor slot(int p) const {
+    if (whole_.defined()) {
+      const std::vector<Range>& runs = tokens_.runs(p);
+      return runs.empty() ? whole_.narrow(1, 0, 0) : whole_.narrow(1, runs[0].begin, runs[0].size());
+    }
+    std::vector<int64_t> shape = own_.sizes().vec();
+    shape[1] = tokens_.count(p);
+    return metered_buffer(at::empty(shape, own_.options()));
+  }
+
+  Tensor own_, whole_;
   const SequenceShards tokens_;
+  const int rank_;
+  const std::string what_;
   std::vector<Tensor> slots_;
 };
 
@@ -103,14 +123,8 @@ Tensor heads_to_sequence(Tensor x_local_BSHd, const HeadShards& heads, const Seq
     send.push_back(metered_buffer(x_local_BSHd.narrow(2, range.begin, range.size()).contiguous()));
   }
   x_local_BSHd.reset();
-  Tensor mine_BShd = std::exchange(send[rank], send[rank].new_empty({0}));
-
-  const Tensor x_BSHd = metered_result(
-      what,
-      at::empty({mine_BShd.size(0), tokens.sequence(), mine_BShd.size(2), mine_BShd.size(3)}, mine_BShd.options()));
-  Arrivals arrivals(x_BSHd, tokens, rank);
+  Arrivals arrivals(std::exchange(send[rank], send[rank].new_empty({0})), tokens, rank, what);
   Handle exchange = comm.all_to_all(std::move(send), arrivals.slots(), what);
-  place_tokens(std::exchange(mine_BShd, Tensor()), x_BSHd, tokens, rank);
   exchange.wait();
   return arrivals.finish();
 }
@@ -203,14 +217,11 @@ PendingGather::PendingGather(const Tensor& x_local_BSd, const SequenceShards& to
   if (comm.size() == 1) return;
 
   const at::NoGradGuard no_grad;
-  const Tensor whole_BSd = metered_result(
-      state.what, at::empty({x_local_BSd.size(0), tokens.sequence(), x_local_BSd.size(2)}, x_local_BSd.options()));
-  state.arrivals.emplace(whole_BSd, tokens, rank);
   const Tensor shard_BSd = x_local_BSd.detach().contiguous();
+  state.arrivals.emplace(shard_BSd, tokens, rank, state.what);
   std::vector<Tensor> receive = state.arrivals->slots();
   receive[rank] = shard_BSd;
   state.exchange = comm.all_gather(shard_BSd, std::move(receive), state.what);
-  place_tokens(shard_BSd, whole_BSd, tokens, rank);
 }
 
 Tensor PendingGather::wait() {
