@@ -8,8 +8,8 @@
 #include "parlat/base/error.h"
 #include "parlat/decode/attend.h"
 #include "parlat/decode/feed_forward.h"
-#include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/few_rows.h"
+#include "parlat/kernels/fused_attention.h"
 #include "parlat/mla/projections.h"
 
 namespace parlat {
@@ -221,15 +221,12 @@ Tensor Decoder::exact_attention(int64_t layer, const Tensor& q_nhd, const Tensor
 
   const Range all = shard_.placement.heads, own = shard_.placement.prefill_heads;
   const int64_t first = own.begin - all.begin, n = q_nhd.size(0), n_keys = past.size(0);
-  const Tensor kv =
-      project_rows(past.narrow(1, 0, d.d_latent), a.mla.w_ukv).view({1, n_keys, own.size(), d.d_nope + d.d_v});
-  const Tensor k_rope =
-      past.narrow(1, d.d_latent, d.d_rope).view({1, n_keys, 1, d.d_rope}).expand({1, n_keys, own.size(), d.d_rope});
+  if (own.size() == 0) return at::zeros({n, d.d_model}, at::kFloat);
   std::vector<Range> visible;
   for (int64_t i = 0; i < n; ++i) visible.push_back({0, step.prefill->done + i + 1});
-  const Tensor out_1nhV = eager_attention(
-      q_nhd.narrow(1, first, own.size()).unsqueeze(0).contiguous(), at::cat({kv.narrow(3, 0, d.d_nope), k_rope}, 3),
-      kv.narrow(3, d.d_nope, d.d_v).contiguous(), KeyRanges(1, n, n_keys, visible), a.mla.spec.softmax_scale());
+  const Tensor out_1nhV =
+      fused_latent_attention(q_nhd.narrow(1, first, own.size()).unsqueeze(0), past.unsqueeze(0), a.mla.w_ukv,
+                             KeyRanges(1, n, n_keys, visible), a.mla.spec.softmax_scale());
   return project_rows(out_1nhV.flatten(2).squeeze(0), a.mla.w_o.narrow(1, first * d.d_v, own.size() * d.d_v));
 }
 

@@ -109,8 +109,9 @@ Tensor fused_latent_attention(const Tensor& q_BSHd, const Tensor& latent_BTd, co
         "got {}, {} and {}",
         shape_text(w_ukv_hL.sizes()), shape_text(q_BSHd.sizes()), shape_text(latent_BTd.sizes()));
   }
-  check_dtypes({{"q", q_BSHd}, {"latent", latent_BTd}, {"w_ukv", w_ukv_hL}});
+  check_dtypes({{"q", q_BSHd}, {"latent", latent_BTd}});
   if (differentiable({q_BSHd, latent_BTd, w_ukv_hL})) {
+    check_dtypes({{"q", q_BSHd}, {"w_ukv", w_ukv_hL}});
     return FusedLatent::apply(q_BSHd, latent_BTd, w_ukv_hL, visible, softmax_scale, d_nope);
   }
   return attend({q_BSHd, visible, softmax_scale}, LatentKeys(latent_BTd, w_ukv_hL, n_heads, d_nope)).out_BSHv;

@@ -16,7 +16,8 @@ Tensor fused_attention(const Tensor& q_BSHd, const Tensor& k_BTKd, const Tensor&
                        double softmax_scale);
 
 // The same with keys and values rebuilt from the latent, a head and a block at a time, forward and again backward: q
-// [B, S, H, N+R], latent [B, T, L+R], w_ukv [H (N+V), L] -> [B, S, H, V].
+// [B, S, H, N+R], latent [B, T, L+R], w_ukv [H (N+V), L] -> [B, S, H, V]. Where nothing is differentiated the weight
+// may be of another dtype than the activations.
 //   saved  q, latent, out and lse: no key and no value
 //   cost   besides that of attention 2 T L (N+V) H flops forward and 6 backward
 Tensor fused_latent_attention(const Tensor& q_BSHd, const Tensor& latent_BTd, const Tensor& w_ukv_hL,

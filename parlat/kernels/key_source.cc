@@ -80,7 +80,7 @@ class LatentHead final : public HeadKeys {
   LatentHead(const LatentKeys& source, int64_t h)
       : source_(source),
         h_(h),
-        w_(widened(rows_of_head(source.w_), block_dtype(source.w_))),
+        w_(widened(rows_of_head(source.w_), block_dtype(source.latent_))),
         c_room_(kFusedKeys * d_latent(), block_options(source.latent_)),
         k_room_(kFusedKeys * (source.d_nope_ + d_rope()), block_options(source.latent_)),
         v_room_(kFusedKeys * source.d_v(), block_options(source.latent_)),

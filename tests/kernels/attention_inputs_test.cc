@@ -57,11 +57,20 @@ TEST(LatentInputs, OfOtherShapesAndDtypesAreRefused) {
       {q, latent, w.narrow(0, 0, 47), widths + "[47, 10], [2, 9, 3, 12] and [2, 9, 14]"},
       {q, latent.narrow(2, 0, 9), w, widths + "[48, 10], [2, 9, 3, 12] and [2, 9, 9]"},
       {q, latent.to(at::kBFloat16), w, "latent: expected fp32 as q, got bf16"},
-      {q, latent, w.to(at::kBFloat16), "w_ukv: expected fp32 as q, got bf16"},
+      {q, latent, w.to(at::kBFloat16).requires_grad_(), "w_ukv: expected fp32 as q, got bf16"},
       {q.to(at::kHalf), latent.to(at::kHalf), w.to(at::kHalf), "q: expected bf16, fp32 or fp64, got fp16"},
       {q.to(at::kInt), latent.to(at::kInt), w.to(at::kInt), "q: expected bf16, fp32 or fp64, got Int"},
   };
   for (const Refused& c : all) expect_refused(fused_latent_attention, c);
+}
+
+TEST(LatentInputs, WithoutGradientsTheWeightMayBeNarrower) {
+  const Tensor q = seeded_normal({1, 9, 3, 8 + 4}, 1.0, 1, "q"),
+               latent = seeded_normal({1, 9, 10 + 4}, 1.0, 1, "latent");
+  const Tensor w = seeded_normal({3 * (8 + 8), 10}, 1.0, 1, "w").to(at::kBFloat16);
+  const KeyRanges visible(1, 9, 9, std::vector<Range>(9, Range{0, 9}));
+  const Tensor want = fused_latent_attention(q, latent, w.to(at::kFloat), visible, 0.3);
+  EXPECT_TRUE(fused_latent_attention(q, latent, w, visible, 0.3).equal(want));
 }
 
 }  // namespace
