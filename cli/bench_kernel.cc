@@ -14,7 +14,7 @@ struct Flags {
   CommonOptions common;
   std::string model_config = "v2-lite";
   std::vector<int64_t> sequences = {1024, 2048, 4096}, heads;
-  std::vector<std::string> passes = {"forward", "forward+backward"};
+  std::vector<std::string> passes = {"forward", "forward+backward"}, kernels = kernel_names();
   int repeats = 5;
 };
 
@@ -37,41 +37,53 @@ std::vector<std::string> table_row(const KernelBenchRow& row, const KernelBenchO
           row.ok ? "ok" : "FAILED"};
 }
 
-void run(const Flags& flags) {
+// What cannot be is refused before anything is measured.
+std::vector<KernelBenchOptions> all_cases(const Flags& flags) {
+  count_ranks(flags.common);
   const MlaDims dims = load_model_config(flags.model_config).mla.dims;
-  const std::vector<at::ScalarType> dtypes = parse_compute_dtypes(flags.common.dtype);
-  const std::vector<int64_t> heads = flags.heads.empty() ? std::vector{dims.n_heads} : flags.heads;
-  count_ranks(flags.common);  // what cannot be is refused before anything is measured
-  const size_t cells = dtypes.size() * heads.size() * flags.sequences.size() * flags.passes.size();
-  Progress progress("kernel", static_cast<int64_t>(cells), "shapes", flags.common.quiet);
+  std::vector<KernelBenchOptions> cases;
+  for (const at::ScalarType dtype : parse_compute_dtypes(flags.common.dtype)) {
+    for (const int64_t n_heads : flags.heads.empty() ? std::vector{dims.n_heads} : flags.heads) {
+      for (const int64_t sequence : flags.sequences) {
+        for (const std::string& pass : flags.passes) {
+          cases.push_back({.dims = dims,
+                           .sequence = sequence,
+                           .dtype = dtype,
+                           .backward = pass == "forward+backward",
+                           .repeats = flags.repeats,
+                           .seed = flags.common.seed,
+                           .kernels = flags.kernels});
+          cases.back().dims.n_heads = n_heads;
+          require_memory(cases.back());
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+void run(const Flags& flags) {
+  const std::vector<KernelBenchOptions> cases = all_cases(flags);
+  Progress progress("kernel", static_cast<int64_t>(cases.size()), "shapes", flags.common.quiet);
   std::vector<std::vector<std::string>> table = {{"kernel", "heads", "S", "dtype", "pass", "ms min", "median", "p90",
                                                   "attention GFLOP/s", "with up-projection", "product's rate",
                                                   "reached", "error", "allowed", ""}};
   nlohmann::json rows = nlohmann::json::array();
   bool all_ok = true;
-  int64_t done = 0;
-  KernelBenchOptions options{.dims = dims, .repeats = flags.repeats, .seed = flags.common.seed};
-  for (const at::ScalarType dtype : dtypes) {
-    options.dtype = dtype;
-    for (const int64_t n_heads : heads) {
-      options.dims.n_heads = n_heads;
-      for (const int64_t sequence : flags.sequences) {
-        options.sequence = sequence;
-        for (const std::string& pass : flags.passes) {
-          options.backward = pass == "forward+backward";
-          progress.update(done++, fmt::format("{}, {} heads, {} tokens, {}", name(dtype), n_heads, sequence, pass));
-          std::vector<KernelBenchRow> measured;
-          with_ranks(flags.common, [&](Communicator&) { measured = bench_kernels(options); });
-          for (const KernelBenchRow& row : measured) {
-            table.push_back(table_row(row, options));
-            rows.push_back(to_json(row, options));
-            all_ok = all_ok && row.ok;
-          }
-        }
-      }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const KernelBenchOptions& options = cases[i];
+    progress.update(static_cast<int64_t>(i),
+                    fmt::format("{}, {} heads, {} tokens, {}", name(options.dtype), options.dims.n_heads,
+                                options.sequence, options.backward ? "forward+backward" : "forward"));
+    std::vector<KernelBenchRow> measured;
+    with_ranks(flags.common, [&](Communicator&) { measured = bench_kernels(options); });
+    for (const KernelBenchRow& row : measured) {
+      table.push_back(table_row(row, options));
+      rows.push_back(to_json(row, options));
+      all_ok = all_ok && row.ok;
     }
   }
-  progress.update(done);
+  progress.update(static_cast<int64_t>(cases.size()));
   print_table(table);
   write_record(flags.common, "bench kernel",
                {{"model_config", flags.model_config},
@@ -99,6 +111,8 @@ void add_bench_kernel(CLI::App& bench) {
   add_list_option(*command, "--sequence", flags->sequences, "tokens")->check(count);
   add_list_option(*command, "--pass", flags->passes, "some of forward,forward+backward")
       ->check(CLI::IsMember({"forward", "forward+backward"}));
+  add_list_option(*command, "--kernels", flags->kernels, "some of " + fmt::format("{}", fmt::join(kernel_names(), ",")))
+      ->check(CLI::IsMember(kernel_names()));
   command->add_option("--repeats", flags->repeats, "timed passes")->check(count)->capture_default_str();
   command->callback([flags] { run(*flags); });
 }

@@ -8,6 +8,9 @@
 #include <chrono>
 #include <functional>
 
+#include "parlat/base/error.h"
+#include "parlat/base/memory_limit.h"
+#include "parlat/base/units.h"
 #include "parlat/kernels/eager_attention.h"
 #include "parlat/kernels/fused_attention.h"
 #include "parlat/kernels/gemm.h"
@@ -92,6 +95,30 @@ std::vector<Kernel> all_kernels() {
   };
 }
 
+std::vector<Kernel> chosen_kernels(const std::vector<std::string>& names) {
+  std::vector<Kernel> kernels = all_kernels();
+  std::erase_if(kernels, [&](const Kernel& kernel) {
+    return !names.empty() && std::find(names.begin(), names.end(), kernel.name) == names.end();
+  });
+  return kernels;
+}
+
+// Inputs, results and their gradients, twice where copies have heads first; scores where all are written: three of them
+// with their gradients, two without.
+void require_memory(const Kernel& kernel, const KernelBenchOptions& options) {
+  const MlaDims& d = options.dims;
+  const auto n = static_cast<double>(options.sequence), heads = static_cast<double>(d.n_heads);
+  const auto size = static_cast<double>(c10::elementSize(options.dtype));
+  const double rows = 4 * n * heads * static_cast<double>(2 * d.d_qk() + 2 * d.d_v) * size;
+  const double scores =
+      std::string_view(kernel.name) == "torch" ? (options.backward ? 3 : 2) * n * n * heads * size : 0;
+  const auto memory = static_cast<double>(memory_limit());
+  if (rows + scores <= memory) return;
+  throw ConfigError("kernel {}: expected {} heads of {} tokens to fit in {}, got {}{}", kernel.name, d.n_heads,
+                    options.sequence, format_bytes(memory), format_bytes(rows + scores),
+                    scores > 0 ? ", nearly all of it scores (--kernels leaves it out)" : "");
+}
+
 std::vector<Tensor> run(const Kernel& kernel, const Case& c, bool backward) {
   const at::AutoGradMode grad_mode(backward);
   std::vector<Tensor> results = {kernel.attend(c)};
@@ -167,8 +194,18 @@ void count_flops(const KernelBenchOptions& options, bool from_latents, KernelBen
 
 }  // namespace
 
+std::vector<std::string> kernel_names() {
+  std::vector<std::string> names;
+  for (const Kernel& kernel : all_kernels()) names.emplace_back(kernel.name);
+  return names;
+}
+
+void require_memory(const KernelBenchOptions& options) {
+  for (const Kernel& kernel : chosen_kernels(options.kernels)) require_memory(kernel, options);
+}
+
 std::vector<KernelBenchRow> bench_kernels(const KernelBenchOptions& options) {
-  const std::vector<Kernel> kernels = all_kernels();
+  const std::vector<Kernel> kernels = chosen_kernels(options.kernels);
   std::vector<KernelBenchRow> rows(kernels.size());
   for (size_t i = 0; i < kernels.size(); ++i) {
     rows[i].kernel = kernels[i].name;

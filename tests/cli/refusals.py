@@ -77,6 +77,12 @@ class Refusals(unittest.TestCase):
                           ("bench", "nondeterminism", "--quick"), ("train", "--dry-run")):
             self.expect_refused("PARLAT_ISA: expected one of ", *arguments, PARLAT_ISA="mmx")
 
+    def test_kernels_beyond_memory(self):
+        kernel = ("bench", "kernel", "--heads", 2, "--sequence", "16,1073741824")
+        self.expect_refused("kernel fused: expected 2 heads of 1073741824 tokens to fit in ", *kernel)
+        self.expect_refused("kernel torch: expected 64 heads of 500000 tokens to fit in ", "bench", "kernel", "--heads", 64,
+                            "--sequence", "500000", "--kernels", "torch")
+
     def test_record_of_a_forced_instruction_set(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder, "record.json")
