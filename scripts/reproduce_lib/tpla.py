@@ -37,7 +37,7 @@ def perplexity(args):
     return section("tpla", "perplexity", f"measured here on `{args.model.name}` (a model of this repository unless another "
                    f"is given), text `{args.data.name}`. The paper aligns by training on text; our `balanced` slices are "
                    "fitted layer by layer and no weight is trained. Ours normalises the whole latent exactly. "
-                   "After an exact prefill only the second half of each window counts, for mla as well.",
+                   "Of each window the second half counts, in every column.",
                    markdown(["", *columns], rows), figure)
 
 
