@@ -28,8 +28,9 @@ transformers.utils.logging.disable_progress_bar()
 torch.set_num_threads(1)
 warnings.simplefilter("ignore", FutureWarning)
 PROGRAM = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHARED = pathlib.Path(__file__).resolve().parents[3] / "shared"
-SMALL = pathlib.Path(__file__).resolve().parents[2] / "examples/small"
+SMALL = ROOT / "examples/small"
 NOVEL = SHARED / "models/novel"
 TEXTS = SHARED / "data/novels"
 COMMON = dict(
@@ -249,6 +250,19 @@ class Commands(unittest.TestCase):
             self.assertLess(abs(exact["loss"] - sliced["loss"]), 1e-4)  # mla is exact either way
             record = json.loads((self.folder / "record.json").read_text())
             self.assertEqual(record["config"]["counted_from"], 64 - each)
+
+    @unittest.skipUnless(PROGRAM == ROOT / "build/release/parlat", "bench_slicing runs the release build")
+    def test_bench_slicing_counts_the_same_tokens_in_both_modes_and_says_what_it_ran(self):
+        file = self.folder / "slicing.json"
+        subprocess.run([sys.executable, str(ROOT / "scripts/bench_slicing"), "--groups", "2", "--tokens", "50", "--sequence",
+                        "32", "--calibration-tokens", "512", "--fit-steps", "0", "--json", str(file)], check=True,
+                       capture_output=True, timeout=300)
+        record = json.loads(file.read_text())
+        self.assertLessEqual({"version", "commit", "machine", "config", "rows"}, set(record))
+        self.assertEqual({row["transform"] for row in record["rows"]}, {"none", "hadamard", "pca", "balanced"})
+        perplexity = {(row["text"], row["prefill"]): row["perplexity"] for row in record["rows"] if row["layout"] == "mla"}
+        for text in ("text", "copied"):  # of mla, which is exact either way
+            self.assertLess(abs(perplexity[text, "exact"] / perplexity[text, "sliced"] - 1), 1e-4)
 
     def test_slices_by_their_own_norm_leave_exact_positions_exact(self):
         path, _ = self.family("v3")
