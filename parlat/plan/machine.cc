@@ -22,7 +22,7 @@ namespace {
 constexpr double kMost = 1e18;  // of any figure, in the unit of its key
 constexpr const char *kNumber = "a number above 0 and at most 1e18",
                      *kNumbers = "a list of numbers above 0 and at most 1e18";
-constexpr int64_t kMostRanks = int64_t{1} << 20;
+constexpr int64_t kMostRanks = int64_t{1} << 20, kMostWidth = int64_t{1} << 40;
 constexpr double kGiga = 1e9, kTera = 1e12, kMicro = 1e-6;
 
 double positive(JsonFields& fields, const std::string& key) {
@@ -84,9 +84,7 @@ AttentionRates read_attention(JsonFields& fields, const std::string& /*where*/) 
   if (const auto forward = optional_positive(fields, "eager_forward_tflops")) {
     rates.eager = KernelRate{*forward * kTera, positive(fields, "eager_backward_tflops") * kTera};
   }
-  if (const auto widest = optional_positive(fields, "widest_fused")) {
-    rates.widest_fused = static_cast<int64_t>(*widest);
-  }
+  if (fields.object().contains("widest_fused")) rates.widest_fused = fields.integer("widest_fused", 0, 1, kMostWidth);
   if (const auto rate = optional_positive(fields, "decode_tflops")) rates.decode_rate = *rate * kTera;
   return rates;
 }
@@ -238,7 +236,7 @@ std::string to_toml(const Machine& machine) {
       add("eager_forward_tflops", rates.eager->forward / kTera);
       add("eager_backward_tflops", rates.eager->backward / kTera);
     }
-    if (rates.widest_fused) add("widest_fused", static_cast<double>(*rates.widest_fused));
+    if (rates.widest_fused) text += fmt::format("widest_fused = {}\n", *rates.widest_fused);
     if (rates.decode_rate) add("decode_tflops", *rates.decode_rate / kTera);
   }
   return text;

@@ -75,13 +75,13 @@ TEST(MachineText, WhatIsWrittenIsReadAgain) {
   machine.hierarchical_gather = true;
   machine.attention["fp32"].eager = KernelRate{1e12, 2e12};
   machine.attention["fp32"].decode_rate = 4e12;
-  machine.attention["fp32"].widest_fused = 256;
+  machine.attention["fp32"].widest_fused = 12345;  // more digits than rates are written with
   const std::string text = to_toml(machine);
   const Machine again = parse_machine(text, "again.toml");
   EXPECT_EQ(to_toml(again), text);
   EXPECT_TRUE(again.hierarchical_gather);
   EXPECT_EQ(again.between_nodes().bytes_per_s, 2e9);
-  EXPECT_EQ(again.attention_in("fp32").widest_fused, 256);
+  EXPECT_EQ(again.attention_in("fp32").widest_fused, 12345);
 }
 
 // What is wrong, in one line with file and key.
@@ -120,6 +120,11 @@ TEST(MachineText, ErrorsNameFileAndKey) {
   EXPECT_EQ(parse(replaced("[gemm.fp32]", "[gemm.fp16]")), "here.toml: gemm: expected bf16, fp32 or fp64, got 'fp16'");
   EXPECT_EQ(parse(replaced("[gemm.fp32]\nsize = [16, 256]\ntflops = [1, 5]", "[gemm]")),
             "here.toml: gemm: expected a table for a dtype, got none");
+  for (const char* width : {"0.5", "256.5", "0", "-1"}) {
+    EXPECT_EQ(parse(std::string(kText) + "widest_fused = " + width + "\n"),
+              fmt::format("here.toml: attention.fp32.widest_fused: expected an integer from 1 to 1099511627776, got {}",
+                          width));
+  }
   EXPECT_THAT(parse("ranks_per_node = = 4\n"), HasSubstr("here.toml: line 1: expected TOML"));
   for (const char* text : {"", "link = 3", "[[link]]"}) EXPECT_THAT(parse(text), HasSubstr("here.toml: ")) << text;
 }
