@@ -36,7 +36,7 @@ const DecodeStep* step_beside(const LayoutPlan& mla, const DecodeStep& step, boo
   if (largest) return &mla.steps.back();
   const auto same = std::find_if(mla.steps.begin(), mla.steps.end() - 1,
                                  [&](const DecodeStep& of_mla) { return of_mla.batch == step.batch; });
-  return same == mla.steps.end() - 1 ? nullptr : &*same;
+  return same == mla.steps.end() - 1 || !same->misfit.empty() ? nullptr : &*same;
 }
 
 std::vector<std::string> table_row(const LayoutPlan& plan, const DecodeStep* step, const DecodeStep* first) {
@@ -51,6 +51,10 @@ std::vector<std::string> table_row(const LayoutPlan& plan, const DecodeStep* ste
     return row;
   }
   row.push_back(format_count(step->batch));
+  if (!step->misfit.empty()) {
+    row.insert(row.end(), {"-", "-", "-", "-", step->misfit});
+    return row;
+  }
   row.push_back(format_bytes(step->weight_bytes + step->cache_bytes));
   row.push_back(format_bytes(step->sent_bytes));
   row.push_back(fmt::format("{:.4g}", (step->compute_s + step->exchange_s) * 1e3));
@@ -71,6 +75,11 @@ nlohmann::json to_json(const LayoutPlan& plan, const DecodePlanOptions& options,
   row["largest_context"] = plan.largest_context;
   if (step == nullptr) return row;
   row["batch"] = step->batch;
+  if (!step->misfit.empty()) {
+    row["fits"] = false;
+    row["misfit"] = step->misfit;
+    return row;
+  }
   row["read_bytes"] = {{"weights", step->weight_bytes}, {"cache", step->cache_bytes}};
   row["sent_bytes"] = {{"total", step->sent_bytes}};
   row["predicted_ms"] = {{"compute", step->compute_s * 1e3}, {"exchange", step->exchange_s * 1e3}};

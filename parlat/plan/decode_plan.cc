@@ -188,14 +188,19 @@ void fill(const StepModel& model, const LayerWork& work, const DecodePlanOptions
   }
   plan.largest_context = static_cast<int64_t>(tokens);
   plan.largest_batch = plan.largest_context / options.context;
+  const double sequence_bytes = plan.cache_bytes_per_token * static_cast<double>(options.context);
+  const std::string room = format_bytes(memory - plan.weight_bytes);
   if (plan.largest_batch == 0) {
-    plan.misfit = fmt::format("one sequence takes {} in {}",
-                              format_bytes(plan.cache_bytes_per_token * static_cast<double>(options.context)),
-                              format_bytes(memory - plan.weight_bytes));
+    plan.misfit = fmt::format("one sequence takes {} in {}", format_bytes(sequence_bytes), room);
     return;
   }
   for (const int64_t batch : options.batches) {
-    if (batch <= plan.largest_batch) plan.steps.push_back(model.step(work, batch));
+    if (batch <= plan.largest_batch) {
+      plan.steps.push_back(model.step(work, batch));
+    } else {
+      const std::string taken = format_bytes(sequence_bytes * static_cast<double>(batch));
+      plan.steps.push_back({.batch = batch, .misfit = fmt::format("the batch takes {} in {}", taken, room)});
+    }
   }
   plan.steps.push_back(model.step(work, plan.largest_batch));
 }

@@ -35,6 +35,7 @@ struct DecodeStep {
   double weight_bytes = 0, cache_bytes = 0;  // read
   double sent_bytes = 0;
   double compute_s = 0, exchange_s = 0;  // exchange: what is waited for
+  std::string misfit = {};               // why memory does not hold the batch; it has no other figures then
   double tokens_per_s() const { return static_cast<double>(batch) / (compute_s + exchange_s); }
 };
 
@@ -43,11 +44,12 @@ struct LayoutPlan {
   int64_t groups = 1;
   std::string misfit = {};  // why it cannot be, or holds no sequence; empty where it does
   bool placed = false;
-  double cache_bytes_per_token = 0;    // of all layers, on the rank with the widest slice
-  double weight_bytes = 0;             // of the rank
-  int64_t largest_batch = 0;           // at options.context
-  int64_t largest_context = 0;         // of one sequence
-  std::vector<DecodeStep> steps = {};  // of options.batches and, last, of the largest batch; those that fit
+  double cache_bytes_per_token = 0;  // of all layers, on the rank with the widest slice
+  double weight_bytes = 0;           // of the rank
+  int64_t largest_batch = 0;         // at options.context
+  int64_t largest_context = 0;       // of one sequence
+  std::vector<DecodeStep> steps =
+      {};  // of options.batches and, last, of the largest batch; none where no sequence fits
 };
 
 // Predicts mla, gla, tpla and tpla-dcp with 2, 4 and 8 groups, dcp, and as a yardstick the same model with

@@ -52,6 +52,10 @@ class Plan(unittest.TestCase):
             self.assertEqual(used[0]["predicted_ms"]["total"], fastest)
             self.assertRegex(text, rf"(?m)^{used[0]['split']} .* use this$")
         self.assertEqual(next(row for row in rows if row["split"] == "explicit")["paper_bytes"], 78643200)
+        flops = {row["split"]: row["flops"] for row in rows if row["sequence"] == 4096}
+        self.assertLess(flops["explicit"]["backward"], flops["laga"]["backward"])
+        self.assertLess(flops["laga"]["forward"], flops["hybrid 2x8"]["forward"])
+        self.assertRegex(text, r"4,096 tokens .* TFLOP +steps ")
         self.assertEqual({at["form"] for at in record["config"]["crossovers"]}, {"laga-q", "ring", "hybrid"})
         self.assertEqual(len(record["config"]["advice"]), 3)
 
@@ -66,6 +70,17 @@ class Plan(unittest.TestCase):
         largest = rows["mla", 1, 1]["largest_batch"]
         self.assertIn(("mla", 1, largest), rows)
         self.assertRegex(text, r"(?m)^tpla +2 +5\.1 kB")
+
+    def test_decode_batches_that_do_not_fit(self):
+        text, record = self.record("decode", "--machine", "h800x8-roce", "--model-config", "k2", "--layers", 8, "--ranks", 8,
+                                   "--context", 4096, "--batch", "1,100000")
+        too_many = [row for row in record["rows"] if row["batch"] == 100000]
+        self.assertEqual(len(too_many), len({(row["layout"], row["groups"]) for row in record["rows"]}))
+        for row in too_many:
+            self.assertFalse(row["fits"])
+            self.assertRegex(row["misfit"], r"^the batch takes .*B in .*B$")
+            self.assertNotIn("predicted_tokens_per_s", row)
+        self.assertEqual(text.count("the batch takes"), len(too_many))
 
     def test_answers_without_torch(self):
         """Loading torch's libraries is nearly all of what the other commands' answers take."""

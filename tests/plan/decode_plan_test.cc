@@ -157,6 +157,23 @@ TEST(DecodePlan, SaysWhatDoesNotFit) {
               HasSubstr("one sequence takes 281.1 GB in 67.7 GB"));
 }
 
+// A batch beyond the largest is not dropped.
+TEST(DecodePlan, SaysWhichBatchesDoNotFit) {
+  DecodePlanOptions options = options_of("v3", 2, 4096);
+  options.attention_only = true;
+  options.batches = {1, 100'000};
+  const LayoutPlan plan = find(plan_decode(round_machine(), options), "mla", 1);
+  ASSERT_EQ(plan.steps.size(), 3U);
+  EXPECT_EQ(plan.steps[0].misfit, "");
+  EXPECT_EQ(plan.steps[1].batch, 100'000);
+  EXPECT_EQ(plan.steps[1].misfit, "the batch takes 28.8 TB in 67.7 GB");  // 4096 x 576 x 61 x 2 bytes each
+  EXPECT_EQ(plan.steps[2].batch, plan.largest_batch);
+  options.batches = {plan.largest_batch, plan.largest_batch + 1};
+  const std::vector<DecodeStep> steps = find(plan_decode(round_machine(), options), "mla", 1).steps;
+  EXPECT_EQ(steps[0].misfit, "");
+  EXPECT_NE(steps[1].misfit, "");
+}
+
 TEST(DecodePlan, RefusesWhatCannotBe) {
   EXPECT_THAT(refusal(options_of("v3", 0, 4096)), HasSubstr("ranks: expected 1 to"));
   EXPECT_THAT(refusal(options_of("v3", 8, -5)), HasSubstr("context: expected 1 to"));
