@@ -51,13 +51,15 @@ std::string bytes(int64_t count) { return format_bytes(static_cast<double>(count
 
 std::vector<std::string> table_row(const FormPlan& plan, bool use) {
   const std::string verdict = use ? "use this" : plan.misfit.empty() ? "fits" : plan.misfit;
-  if (!plan.runs) return {plan.label, "-", "-", "-", "-", "-", "-", "-", "-", "-", verdict};
+  if (!plan.runs) return {plan.label, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", verdict};
   return {plan.label,
           bytes(sent(plan.costs).total()),
           bytes(plan.between_bytes),
           bytes(plan.costs.paper_bytes),
           bytes(plan.costs.saved_bytes),
           bytes(plan.peak_bytes),
+          fmt::format("{:.4g}", (plan.forward_flops + plan.backward_flops) / 1e12),
+          fmt::format("{}", plan.steps),
           ms(plan.compute_s),
           ms(plan.exchange_s),
           ms(plan.hidden_s),
@@ -90,6 +92,7 @@ nlohmann::json to_json(const FormPlan& plan, const TrainPlanOptions& options, bo
   row["saved_bytes"] = plan.costs.saved_bytes;
   row["peak_activation_bytes"] = plan.peak_bytes;
   row["memory_bytes"] = plan.memory_bytes;
+  row["flops"] = {{"forward", plan.forward_flops}, {"backward", plan.backward_flops}};
   row["steps"] = plan.steps;
   row["predicted_ms"] = {{"compute", in_ms(plan.compute_s)},
                          {"exchange", in_ms(plan.exchange_s)},
@@ -138,8 +141,8 @@ void run_train(const TrainFlags& flags) {
     const int64_t sequence = options.sequence = flags.sequences[k];
     const TrainPlan& plan = plans[k];
     std::vector<std::vector<std::string>> table = {{fmt::format("{} tokens", format_count(sequence)), "sent",
-                                                    "to other nodes", "paper fwd", "saved", "peak", "compute ms",
-                                                    "exchange ms", "hidden ms", "ms", ""}};
+                                                    "to other nodes", "paper fwd", "saved", "peak", "TFLOP", "steps",
+                                                    "compute ms", "exchange ms", "hidden ms", "ms", ""}};
     for (size_t i = 0; i < plan.forms.size(); ++i) {
       const bool use = plan.best == i;
       table.push_back(table_row(plan.forms[i], use));

@@ -18,7 +18,14 @@ constexpr double kForwardPasses = 4, kBackwardPasses = 7;
 // scores' gradient read for q and k of the second as well.
 constexpr double kForwardPassesOfSum = 4, kBackwardPassesOfSum = 2;
 
-// Seconds of the pieces that forms are made of, on one rank.
+// Multiply-adds counted as two; of attention over visible pairs, whatever else the kernel computes.
+struct Work {
+  double seconds = 0, flops = 0;
+};
+Work operator+(const Work& a, const Work& b) { return {a.seconds + b.seconds, a.flops + b.flops}; }
+Work operator*(double times, const Work& work) { return {times * work.seconds, times * work.flops}; }
+
+// Time and FLOPs of the pieces that forms are made of, on one rank.
 class Pieces {
  public:
   Pieces(const Machine& machine, const TrainPlanOptions& options)
@@ -32,31 +39,33 @@ class Pieces {
             std::max(1.0, static_cast<double>(ranks_per_node_) / static_cast<double>(machine.ranks_at_full_rate))) {}
 
   // `times` products [m, k] [k, n].
-  double gemm(int64_t m, int64_t n, int64_t k, int64_t times = 1) const {
+  Work gemm(int64_t m, int64_t n, int64_t k, int64_t times = 1) const {
     const auto a = static_cast<double>(m), b = static_cast<double>(n), c = static_cast<double>(k);
-    if (m == 0) return 0;
-    const double flops = 2 * a * b * c / gemm_.at(std::min({a, b, c}));
+    if (m == 0) return {};
+    const double flops = 2 * a * b * c, computed = flops / gemm_.at(std::min({a, b, c}));
     const double moved = element_bytes_ * (a * b + b * c + a * c) / machine_.memory_bytes_per_s;
-    return sharing_ * static_cast<double>(times) * std::max(flops, moved);
+    return static_cast<double>(times) * Work{sharing_ * std::max(computed, moved), flops};
   }
 
   double overhead() const { return sharing_ * machine_.layer_overhead_s; }
   double memory(double bytes) const { return sharing_ * bytes / machine_.memory_bytes_per_s; }
 
-  // Forward and backward, `head_pairs` being visible pairs times heads.
-  std::array<double, 2> attention(double head_pairs, int64_t d_qk, int64_t d_v, bool sum_of_products) const {
+  // Forward and backward, `head_pairs` being visible pairs times heads. Backward the fused kernel makes scores again.
+  std::array<Work, 2> attention(double head_pairs, int64_t d_qk, int64_t d_v, bool sum_of_products) const {
     const auto qk = static_cast<double>(d_qk), v = static_cast<double>(d_v);
     const bool too_wide = attention_.widest_fused && d_qk > *attention_.widest_fused;
     const bool eager = options_.attention.kernel == AttentionKernel::kEager;
+    const double forward = head_pairs * 2 * (qk + v),
+                 backward = head_pairs * (eager ? 4 * (qk + v) : 2 * (3 * qk + 2 * v));
     if (too_wide || (eager && !attention_.eager)) {
-      return written_attention(2 * head_pairs, qk, v, eager && sum_of_products);
+      const auto written = written_attention(2 * head_pairs, qk, v, eager && sum_of_products);
+      return {Work{written[0], forward}, Work{written[1], backward}};
     }
     const KernelRate& rate = eager ? *attention_.eager : attention_.fused;
-    const double back = eager ? 4 * (qk + v) : 2 * (3 * qk + 2 * v);
-    return {sharing_ * head_pairs * 2 * (qk + v) / rate.forward, sharing_ * head_pairs * back / rate.backward};
+    return {Work{sharing_ * forward / rate.forward, forward}, Work{sharing_ * backward / rate.backward, backward}};
   }
 
-  // Of `head_scores` scores, visible or not.
+  // Seconds of `head_scores` scores, visible or not.
   std::array<double, 2> written_attention(double head_scores, double d_qk, double d_v, bool sum_of_products) const {
     const auto tokens = static_cast<double>(options_.sequence);
     const double products =
@@ -130,27 +139,27 @@ struct Estimate {
                                                           : share * (length - share) + share * (share + 1) / 2);
   }
 
-  double query_projection() const {
+  Work query_projection() const {
     if (!d.d_q_latent) return pieces.gemm(local, d.n_heads * d.d_qk(), d.d_model);
-    const double down = pieces.gemm(local, *d.d_q_latent, d.d_model);
+    const Work down = pieces.gemm(local, *d.d_q_latent, d.d_model);
     if (plan.form == TrainForm::kLagaQ) return down + pieces.gemm(of_group, heads * d.d_qk(), *d.d_q_latent);
     return down + pieces.gemm(local, d.n_heads * d.d_qk(), *d.d_q_latent);
   }
 
-  double other_projections() const {
-    const double mlp = options.mlp_width > 0 ? 3 * pieces.gemm(local, options.mlp_width, d.d_model) : 0;
+  Work other_projections() const {
+    const Work mlp = options.mlp_width > 0 ? 3 * pieces.gemm(local, options.mlp_width, d.d_model) : Work{};
     return pieces.gemm(local, d.d_cache(), d.d_model) + pieces.gemm(local, d.d_model, d.n_heads * d.d_v) + mlp;
   }
 
   // From latents to keys and values or, absorbed, from queries to latents and back.
-  double up_projection() const {
+  Work up_projection() const {
     if (plan.form == TrainForm::kExplicit) return pieces.gemm(local, d.n_heads * (d.d_nope + d.d_v), d.d_latent);
     if (plan.form == TrainForm::kAbsorbed) {
       return pieces.gemm(of_group, d.d_latent, d.d_nope, heads) + pieces.gemm(of_group, d.d_v, d.d_latent, heads);
     }
     return static_cast<double>(groups.groups) * pieces.gemm(of_group, d.d_nope + d.d_v, d.d_latent, heads);
   }
-  std::array<double, 2> attention() const {
+  std::array<Work, 2> attention() const {
     const bool absorbed = plan.form == TrainForm::kAbsorbed;
     return pieces.attention(pairs() * static_cast<double>(heads), absorbed ? d.d_cache() : d.d_qk(),
                             absorbed ? d.d_latent : d.d_v, absorbed && options.as_published);
@@ -214,18 +223,22 @@ RankGroups rank_groups(const FormPlan& plan, const TrainPlanOptions& options) {
 
 void estimate_time(const Machine& machine, const TrainPlanOptions& options, FormPlan& plan) {
   Estimate at(machine, options, plan);
-  const double query = at.query_projection(), others = at.other_projections(), up = at.up_projection();
+  const Work query = at.query_projection(), others = at.other_projections(), up = at.up_projection();
   const auto [forward, backward] = at.attention();
   const double moved =
       at.pieces.memory(2 * at.moved_bytes() + kPackings * static_cast<double>(plan.costs.forward.total()));
-  plan.compute_s = query + others + up + forward + moved + at.pieces.overhead();
-  at.exchange(plan.costs.forward, passes_latents(plan.form) ? 0 : query, forward + up);
+  const Work all = query + others + up + forward;
+  plan.forward_flops = all.flops;
+  plan.compute_s = all.seconds + moved + at.pieces.overhead();
+  at.exchange(plan.costs.forward, passes_latents(plan.form) ? 0 : query.seconds, (forward + up).seconds);
   if (!options.backward) return;
   const bool rebuilds_keys =
       plan.form != TrainForm::kExplicit && plan.form != TrainForm::kAbsorbed && plan.attention.rebuilds_keys();
-  const double up_backward = (rebuilds_keys ? 3 : 2) * up;
-  plan.compute_s += 2 * (query + others + moved + at.pieces.overhead()) + up_backward + backward;
-  at.exchange(plan.costs.backward, 0, backward + up_backward);
+  const Work up_and_attention = (rebuilds_keys ? 3 : 2) * up + backward;
+  const Work all_backward = 2 * (query + others) + up_and_attention;
+  plan.backward_flops = all_backward.flops;
+  plan.compute_s += all_backward.seconds + 2 * (moved + at.pieces.overhead());
+  at.exchange(plan.costs.backward, 0, up_and_attention.seconds);
 }
 
 }  // namespace parlat

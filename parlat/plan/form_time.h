@@ -4,8 +4,8 @@
 
 namespace parlat {
 
-// Fills in what a form takes: compute_s, exchange_s, hidden_s, steps, between_bytes. The costs of the form (rank 0)
-// must be there. Products run at gemm's rate for their smallest dimension or at memory's, whichever is slower;
+// Fills in what a form takes: FLOPs, compute_s, exchange_s, hidden_s, steps, between_bytes. The costs of the form (rank
+// 0) must be there. Products run at gemm's rate for their smallest dimension or at memory's, whichever is slower;
 // attention at its kernel's rate or, where a head is too wide for it, as products over all S x S scores, which pass
 // through memory 4 times forward and 7 backward. Forward, what is saved is written and read once, and what is sent read
 // and written at both ends (packed and unpacked); backward is counted as twice that, whatever it sends. An exchange

@@ -41,7 +41,8 @@ struct FormPlan {
   // has been made, and when attention's backward pass ends. Without what kernels need for a block at a time; gradients
   // of weights are added where they are kept.
   int64_t peak_bytes = 0;
-  double memory_bytes = 0;  // peak of one layer above the saved tensors of all
+  double memory_bytes = 0;                       // peak of one layer above the saved tensors of all
+  double forward_flops = 0, backward_flops = 0;  // of a layer: products and visible pairs, multiply-adds as two
   double compute_s = 0;
   double exchange_s = 0;  // waited for
   double hidden_s = 0;    // exchanged meanwhile

@@ -105,6 +105,39 @@ TEST(TrainPlan, ComputesWhatFlopsSay) {
   EXPECT_NEAR(planned(machine, options, "laga").compute_s, of_explicit.compute_s + up, 1e-6);
 }
 
+// By form, from the widths of mla.md: 4096 tokens on 8 ranks, 16 heads each.
+TEST(TrainPlan, CountsFlopsOfEveryForm) {
+  const TrainPlanOptions options = v3_options(8, 1, 4096);
+  const AttentionFlops all = attention_flops(options.dims, {4096});
+  const double up = 2.0 * 512 * 512 * 128 * 256;  // of a rank's share
+  const double others = all.projections / 8 - up, attention = all.attention / 8;
+  const double back = attention * (3 * 192 + 2 * 128) / (192 + 128);  // scores once more
+  struct Cell {
+    const char* label;
+    double forward, backward;
+  };
+  const double latent_pairs = 2.0 * 4096 * 4097 / 2 * 16;
+  for (const Cell& cell :
+       {Cell{"explicit", others + up + attention, 2 * (others + up) + back},
+        Cell{"absorbed", others + up + latent_pairs * (576 + 512),
+             2 * (others + up) + latent_pairs * (3 * 576 + 2 * 512)},
+        Cell{"laga", others + up + attention, 2 * others + 3 * up + back},  // keys and values are made again
+        Cell{"laga-q", others + up + attention, 2 * others + 3 * up + back},
+        Cell{"ring", others + 8 * up + attention, 2 * others + 24 * up + back},  // of all heads, at every hop
+        Cell{"hybrid 2x4", others + 2 * up + attention, 2 * others + 6 * up + back}}) {
+    SCOPED_TRACE(cell.label);
+    const FormPlan plan = planned(round_machine(), options, cell.label);
+    EXPECT_NEAR(plan.forward_flops, cell.forward, 1e-12 * cell.forward);
+    EXPECT_NEAR(plan.backward_flops, cell.backward, 1e-12 * cell.backward);
+  }
+  TrainPlanOptions eager = options;
+  eager.attention.kernel = AttentionKernel::kEager;
+  const FormPlan saved = planned(round_machine(), eager, "laga");
+  EXPECT_NEAR(saved.backward_flops, 2 * saved.forward_flops, 1e-12 * saved.forward_flops);
+  eager.backward = false;
+  EXPECT_EQ(planned(round_machine(), eager, "laga").backward_flops, 0);
+}
+
 TEST(TrainPlan, WaitsForBytesAndLatencies) {
   TrainPlanOptions options = v3_options(8, 1, 4096);
   options.backward = false;
@@ -256,6 +289,30 @@ TEST(TrainPlan, LargeSizesDoNotWrapAround) {
   EXPECT_GT(planned(machine, options, "explicit").costs.saved_bytes, int64_t{128} * 10'000'000 * 10'000'000);
   options.batch = 100;
   EXPECT_THAT(refusal(machine, options), HasSubstr("sequence: expected sizes"));
+}
+
+// The widest config there may be: of what grows with heads, widths of heads and hidden_size at once, a plan holds no
+// more than activations, and FLOPs are no integers.
+TEST(TrainPlan, WidestHeadsDoNotWrapAround) {
+  Machine machine = round_machine();
+  machine.memory_bytes = 1e18;
+  TrainPlanOptions options = v3_options(1, 1, 1);
+  options.dims.d_model = options.dims.d_v = int64_t{1} << 24;
+  const auto planned_with = [&](int64_t heads) {
+    options.dims.n_heads = heads;
+    return plan_train(machine, options);
+  };
+  const TrainPlan one = planned_with(1), most = planned_with(int64_t{1} << 20);
+  for (const char* label : {"explicit", "absorbed", "laga", "laga-q"}) {
+    SCOPED_TRACE(label);
+    const FormPlan few = find(one, label), many = find(most, label);
+    const double out = std::ldexp(2, 44);  // and as much is its gradient
+    EXPECT_GE(static_cast<double>(many.costs.saved_bytes), out);
+    EXPECT_GE(static_cast<double>(many.peak_bytes - many.costs.saved_bytes), out);
+    EXPECT_GT(many.peak_bytes, few.peak_bytes);
+    EXPECT_GE(many.forward_flops, std::ldexp(2, 68));  // H V D
+    EXPECT_GT(many.compute_s, std::ldexp(2, 68) / 1e12);
+  }
 }
 
 // Of the batch that is planned; where nothing changes, what holds for these options holds everywhere.
