@@ -85,6 +85,13 @@ class Reproduce(unittest.TestCase):
         lines = laga.sites({("eager", published): rows for published in (True, False)}, "eager").splitlines()
         self.assertEqual([line.split()[1] for line in lines[2:]], ["a", "b", "c"])
 
+    def test_crossovers_say_on_which_side_a_form_is_faster(self):
+        tokens, link = ("above", "below"), ("below", "above")
+        for beyond, sides, unit, expected in ((True, tokens, 1, "above 2,000 x"), (False, tokens, 1, "below 2,000 x"),
+                                              (True, link, 1e3, "below 2.0 x"), (False, link, 1e3, "above 2.0 x")):
+            self.assertEqual(laga.turn({"at": 2000.0, "wins_beyond": beyond}, sides, unit, "x"), expected)
+        self.assertEqual(laga.turn(None, tokens, 1, "x"), "-")
+
     def test_refusals_are_one_line_before_any_work(self):
         for exit_code, words, arguments in (
                 (2, "expected tpla, which alone uses them, got laga", ["laga", "--model", "x"]),
