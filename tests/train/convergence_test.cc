@@ -58,9 +58,8 @@ TEST(Convergence, EveryFormMemorisesRandomTokens) {
     EXPECT_LT(by_form[form].back(), 0.01) << name(form);
     fmt::print("{}: {:.4f} -> {:.5f}\n", name(form), by_form[form].front(), by_form[form].back());
   }
-  // Forms round differently, by some 1e-7, and 60 steps of training amplify that a thousandfold: to some 1e-4
-  // of the current loss, printed below. A form that computed something else would part by its own size, at the end above
-  // all.
+  // Forms round differently, by some 1e-7, and 60 steps of training amplify that a thousandfold (printed below). A form
+  // that computed something else would part by its own size, at the end above all.
   for (const auto& [form, curve] : by_form) {
     double apart = 0;
     for (int step = 0; step < kSteps; ++step) {
