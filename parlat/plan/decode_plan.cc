@@ -117,7 +117,7 @@ class StepModel {
   }
 
   DecodeStep step(const LayerWork& work, int64_t sequences) const {
-    const DecodeStep one = step_in(1, work, sequences);
+    DecodeStep one = step_in(1, work, sequences);
     if (!options_.two_batches || sequences < 2) return one;
     DecodeStep two = step_in(2, work, sequences);
     two.exchange_s -= machine_.overlap * std::min(two.exchange_s, two.compute_s);
