@@ -6,6 +6,7 @@
 
 #include "parlat/kernels/key_ranges.h"
 #include "tests/kernels/central_differences.h"
+#include "tests/thread_count.h"
 
 namespace parlat {
 
@@ -73,6 +74,23 @@ struct AttentionGradients {
 inline AttentionGradients run(AttentionKernel kernel, const AttentionCase& c) {
   const Tensor out = kernel(c.q, c.k, c.v, c.visible, kScale);
   return {out.detach(), torch::autograd::grad({out}, c.inputs(), {c.grad})};
+}
+
+// body() gives the same bits on any number of threads.
+template <typename Body>
+void expect_same_bits_on_threads(const Body& body) {
+  const auto on_threads = [&](int threads) {
+    const ThreadCount count(threads);
+    return body();
+  };
+  const AttentionGradients once = on_threads(1);
+  for (const int threads : {1, 2, 3}) {
+    const AttentionGradients again = on_threads(threads);
+    EXPECT_TRUE(once.out.equal(again.out)) << threads;
+    for (size_t i = 0; i < once.grads.size(); ++i) {
+      EXPECT_TRUE(once.grads[i].equal(again.grads[i])) << threads << " input " << i;
+    }
+  }
 }
 
 // The definition in fp64 under torch's own autograd.

@@ -70,18 +70,7 @@ TEST_P(Attention, StridesDoNotMatter) {
 
 TEST_P(Attention, RepeatsItsBitsOnAnyNumberOfThreads) {
   for (const Case& c : {random_case(packed(2, 300, true), 4, 4, dtype()), random_case(causal(1, 600), 3, 1, dtype())}) {
-    const auto on_threads = [&](int threads) {
-      const ThreadCount count(threads);
-      return run(c);
-    };
-    const AttentionGradients once = on_threads(1);
-    for (const int threads : {1, 2, 3}) {
-      const AttentionGradients again = on_threads(threads);
-      EXPECT_TRUE(once.out.equal(again.out)) << threads;
-      for (size_t i = 0; i < 3; ++i)
-        EXPECT_TRUE(once.grads[i].equal(again.grads[i])) << threads << " "
-                                                         << "qkv"[i];
-    }
+    expect_same_bits_on_threads([&] { return run(c); });
   }
 }
 

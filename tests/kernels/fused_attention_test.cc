@@ -86,16 +86,7 @@ TEST_P(Fused, LatentsOfSixteenThousandTokens) {
 
 TEST_P(Fused, LatentsRepeatTheirBitsOnAnyNumberOfThreads) {
   const LatentCase c = latent_case(packed(2, 600, true), 5, GetParam());
-  const auto on_threads = [&](int threads) {
-    const ThreadCount count(threads);
-    return run(c);
-  };
-  const AttentionGradients once = on_threads(1);
-  for (const int threads : {1, 2, 3}) {
-    const AttentionGradients again = on_threads(threads);
-    EXPECT_TRUE(once.out.equal(again.out)) << threads;
-    for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(once.grads[i].equal(again.grads[i])) << threads << " input " << i;
-  }
+  expect_same_bits_on_threads([&] { return run(c); });
 }
 
 // Between forward and backward: the output, and one number a query and head.

@@ -20,18 +20,9 @@ Tensor random(at::IntArrayRef shape, const char* name, at::ScalarType dtype = at
 
 Tensor exact(const Tensor& a, const Tensor& b) { return at::matmul(a.to(at::kDouble), b.to(at::kDouble)); }
 
-struct Path {
-  at::ScalarType dtype;
-  const char* bf16;
-};
-
-class Gemm : public ::testing::TestWithParam<Path> {
+class Gemm : public OnEveryGemmPath {
  protected:
-  at::ScalarType dtype() const { return GetParam().dtype; }
   Tolerance rounding(int64_t terms) const { return Tolerance::rounding(dtype(), terms, 1); }
-
- private:
-  ForcedGemm forced_{GetParam().bf16};
 };
 
 // Rows, depth and columns beyond one panel, one after the other.
@@ -112,12 +103,7 @@ TEST_P(Gemm, NanReachesItsRowOnly) {
   EXPECT_FALSE(y[0].isnan().any().item<bool>() || y[2].isnan().any().item<bool>());
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, Gemm,
-                         ::testing::Values(Path{at::kDouble, "widen"}, Path{at::kFloat, "widen"},
-                                           Path{at::kBFloat16, "widen"}, Path{at::kBFloat16, "native"}),
-                         [](const auto& info) {
-                           return fmt::format("{}_{}", name(info.param.dtype), info.param.bf16);
-                         });
+INSTANTIATE_TEST_SUITE_P(Paths, Gemm, kGemmPaths, gemm_path_name);
 
 TEST(Linear, AgreesWithCentralDifferences) {
   expect_gradients([](const auto& in) { return std::vector{parlat::linear(in[0], in[1])}; },

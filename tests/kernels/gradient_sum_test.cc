@@ -18,14 +18,8 @@ Tensor random(at::IntArrayRef shape, const char* name, at::ScalarType dtype) {
   return seeded_normal(shape, 1, 3, name, dtype);
 }
 
-struct Path {
-  at::ScalarType dtype;
-  const char* bf16;
-};
-
-class GradientSum : public ::testing::TestWithParam<Path> {
+class GradientSum : public OnEveryGemmPath {
  protected:
-  at::ScalarType dtype() const { return GetParam().dtype; }
   // A leaf whose gradients are added to `sum`.
   struct Summed {
     Tensor weight, sum;
@@ -36,9 +30,6 @@ class GradientSum : public ::testing::TestWithParam<Path> {
     sum_gradients(weight, sum);
     return {weight, sum};
   }
-
- private:
-  ForcedGemm forced_{GetParam().bf16};
 };
 
 // The sum starts from zero, so rounded it is the gradient, to the bit.
@@ -111,12 +102,7 @@ TEST_P(GradientSum, NeedsNoSecondGradient) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, GradientSum,
-                         ::testing::Values(Path{at::kDouble, "widen"}, Path{at::kFloat, "widen"},
-                                           Path{at::kBFloat16, "widen"}, Path{at::kBFloat16, "native"}),
-                         [](const auto& info) {
-                           return fmt::format("{}_{}", name(info.param.dtype), info.param.bf16);
-                         });
+INSTANTIATE_TEST_SUITE_P(Paths, GradientSum, kGemmPaths, gemm_path_name);
 
 TEST(GradientSumOf, WrongSumsIsABug) {
   const Tensor w = at::zeros({2, 3}, at::kBFloat16).requires_grad_();

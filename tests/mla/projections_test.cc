@@ -22,21 +22,12 @@ Tensor exact_rms_norm(const Tensor& x, const Tensor& weight) {
   return fp64(x) * (fp64(x).square().mean({-1}, true) + kEps).rsqrt() * fp64(weight);
 }
 
-struct Path {
-  at::ScalarType dtype;
-  const char* bf16;
-};
-
-class Projections : public ::testing::TestWithParam<Path> {
+class Projections : public OnEveryGemmPath {
  protected:
-  at::ScalarType dtype() const { return GetParam().dtype; }
   Tolerance rounding(int64_t terms, int64_t depth) const { return Tolerance::rounding(dtype(), terms, depth); }
   Layer layer(std::optional<int64_t> d_q_latent = 24) const {
     return make_layer({.d_q_latent = d_q_latent, .dtype = dtype()});
   }
-
- private:
-  ForcedGemm forced_{GetParam().bf16};
 };
 
 TEST_P(Projections, RmsNorm) {
@@ -114,12 +105,7 @@ TEST_P(Projections, KeepWhatTheyName) {
   EXPECT_EQ(bytes_of([&] { return up_project(l.w.w_ukv, latent, l.spec.dims); }), tokens * 5 * (24 + 12) * element);
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, Projections,
-                         ::testing::Values(Path{at::kDouble, "widen"}, Path{at::kFloat, "widen"},
-                                           Path{at::kBFloat16, "widen"}, Path{at::kBFloat16, "native"}),
-                         [](const auto& info) {
-                           return fmt::format("{}_{}", name(info.param.dtype), info.param.bf16);
-                         });
+INSTANTIATE_TEST_SUITE_P(Paths, Projections, kGemmPaths, gemm_path_name);
 
 TEST(Projections, AgreeWithCentralDifferences) {
   const auto random = [](at::IntArrayRef shape, const char* name) { return seeded_normal(shape, 1, kSeed, name); };
