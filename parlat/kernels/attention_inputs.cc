@@ -9,6 +9,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/tensor/memory_meter.h"
 
 namespace parlat {
 
@@ -24,6 +25,8 @@ struct SavedRanges final : torch::CustomClassHolder {
 at::TensorOptions compute_options(const Tensor& x) {
   return x.options().dtype(compute_dtype(x.scalar_type())).requires_grad(false);
 }
+
+Tensor wide_zeros(const char* what, const Tensor& x) { return metered(what, at::zeros(x.sizes(), compute_options(x))); }
 
 void check_dtypes(std::initializer_list<NamedInput> inputs) {
   const NamedInput& first = *inputs.begin();

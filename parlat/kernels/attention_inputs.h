@@ -16,6 +16,8 @@ namespace parlat {
 
 // On x's device, in the dtype of the arithmetic, without autograd.
 at::TensorOptions compute_options(const Tensor& x);
+// Zeros like x in the dtype of the arithmetic, metered: what several heads or hops add to.
+Tensor wide_zeros(const char* what, const Tensor& x);
 // [tokens, columns] of one sequence and head.
 inline Tensor one_head(const Tensor& x_BSHd, int64_t b, int64_t h) { return x_BSHd.select(0, b).select(1, h); }
 inline Tensor rows(const Tensor& x, Range range) { return x.narrow(0, range.begin, range.size()); }

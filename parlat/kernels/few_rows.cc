@@ -58,7 +58,7 @@ Tensor project_rows(const Tensor& x_mK, const Tensor& w_NK) { return project_row
 
 std::vector<Tensor> project_rows(const Tensor& x_mK, const std::vector<Tensor>& weights_NK) {
   const int64_t m = x_mK.size(0);
-  const Tensor x = x_mK.contiguous();
+  const Tensor x = m > kFewRows ? x_mK : x_mK.contiguous();  // products of many rows take any strides
   std::vector<Tensor> results;
   std::vector<RowBlock> blocks;
   std::vector<int64_t> first = {0};  // row of each weight among all

@@ -33,8 +33,6 @@ Attended attend(const FusedQuery& query, const KeySource& keys) {
 Tensor plain_zeros(const char* what, const Tensor& x) {
   return metered(what, at::zeros(x.sizes(), x.options().requires_grad(false)));
 }
-// In the dtype of the arithmetic: what several heads add to.
-Tensor wide_zeros(const char* what, const Tensor& x) { return metered(what, at::zeros(x.sizes(), compute_options(x))); }
 
 class FusedExplicit : public Function<FusedExplicit> {
  public:

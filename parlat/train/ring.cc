@@ -166,9 +166,6 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
     const Tensor &latent = saved[0], &w_ukv = saved[1];
     Tensor q = take(ctx, "q");
     const auto passing = c10::static_intrusive_pointer_cast<Passing>(ctx->saved_data["passing"].toCapsule());
-    const auto wide_zeros = [](const char* what, const Tensor& like) {
-      return metered(what, at::zeros(like.sizes(), compute_options(like)));
-    };
     const Tensor grad_out = passing->to_heads(grad[0], "group out gradient");
     const Tensor along = out_along_gradient(take(ctx, "out"), grad_out);
     Tensor grad_q = wide_zeros("query gradient", q);
