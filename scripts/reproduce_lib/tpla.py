@@ -92,8 +92,8 @@ def throughput(args):
     figure = draw("decode.svg", "tpla over mla at equal memory, two ranks", "context", "ratio of tokens/s", curves,
                   xscale="log")
     return section("tpla", "throughput_ratio", "measured here with V2-Lite's attention, two ranks, as many sequences as fit in "
-                   "one budget of cache; planned on two H800 that hold attention alone (whole models do not fit in two), split and overlapped as a server "
-                   "would (the table after this one).",
+                   "one budget of cache; planned on two H800 that hold attention alone (whole models do not fit in two), "
+                   "split and overlapped as a server would (the table after this one).",
                    markdown(header, rows), figure)
 
 
