@@ -2,10 +2,13 @@
 // everything else is the program beside this one, parlat-torch (cli/torch_main.cc), which has all commands.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cli/commands.h"
 #include "cli/common.h"
@@ -15,14 +18,30 @@
 namespace parlat {
 namespace {
 
-// A --config may have flags of any command, which only parlat-torch knows.
-bool is_plan(int argc, char** argv) {
-  if (argc < 3 || std::string_view(argv[1]) != "plan") return false;
-  for (int i = 3; i < argc; ++i) {
-    if (std::string_view(argv[i]).starts_with("--config")) return false;
+bool is_plan(std::string_view command) { return command == "train" || command == "decode"; }
+
+// Whether the file has no flags of other commands, which only parlat-torch knows. One that cannot be read is left to
+// it.
+bool has_only_plans(const std::string& config) {
+  try {
+    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_file(config)) {
+      const std::vector<std::string>& section = item.parents;
+      if (section.empty() || section[0] != "plan" || (section.size() > 1 && !is_plan(section[1]))) return false;
+    }
+    return true;
+  } catch (const CLI::Error&) {
+    return false;
   }
-  const std::string_view what = argv[2];
-  return what == "train" || what == "decode";
+}
+
+bool needs_no_torch(int argc, char** argv) {
+  if (argc < 3 || std::string_view(argv[1]) != "plan" || !is_plan(argv[2])) return false;
+  for (int i = 3; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--config" && i + 1 < argc && !has_only_plans(argv[i + 1])) return false;
+    if (word.starts_with("--config=") && !has_only_plans(word.substr(word.find('=') + 1))) return false;
+  }
+  return true;
 }
 
 // Returns only if that fails.
@@ -39,6 +58,6 @@ int become_torch_program(char** argv) {
 }  // namespace parlat
 
 int main(int argc, char** argv) {
-  if (!parlat::is_plan(argc, argv)) return parlat::become_torch_program(argv);
+  if (!parlat::needs_no_torch(argc, argv)) return parlat::become_torch_program(argv);
   return parlat::run_program(argc, argv, [](CLI::App& app) { parlat::add_plan(app); });
 }

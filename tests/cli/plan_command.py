@@ -88,22 +88,29 @@ class Plan(unittest.TestCase):
             self.assertEqual("libtorch" in run("ldd", program).stdout, loads)
 
     def test_both_programs_answer_alike(self):
-        config = self.folder / "run.toml"
+        config, of_plans = self.folder / "run.toml", self.folder / "plans.toml"
         config.write_text('[plan.train]\nranks = 4\n[train]\nsteps = 3\n')
+        of_plans.write_text('[plan.train]\nranks = 2\n[plan.decode]\nranks = 8\n')
+        wrong = self.folder / "wrong.toml"
+        wrong.write_text('[plan.train]\nrank = 2\n')
         machine = ("--machine", "h800x8-roce")
         for arguments in ((*TRAIN, "--ranks", 16, "--nodes", 2), ("decode", *machine, "--memory", "20GB"),
-                          (*TRAIN, "--config", config), ("train", "--help"), ("decode", "--help"), ("--help",),
-                          ("train", "--version"), ("train",), (*TRAIN, "--nodes"), (*TRAIN, "extra"), (*TRAIN, "--no"),
+                          (*TRAIN, "--config", config), (*TRAIN, "--config", of_plans), (*TRAIN, f"--config={of_plans}"),
+                          (*TRAIN, "--config", wrong), (*TRAIN, "--config"), ("train", "--help"),
+                          ("decode", "--help"), ("--help",), ("train", "--version"), ("train",), (*TRAIN, "--nodes"), (*TRAIN, "extra"), (*TRAIN, "--no"),
                           ("train", "decode"), ("decode", *machine, "calibrate"), (*TRAIN, "--ranks", 9, "--nodes", 3),
                           (*TRAIN, "--config", self.folder / "none.toml"), ()):
             self.assertEqual(answer(plan(*arguments)), answer(run(TORCH_PROGRAM, "plan", *arguments)), arguments)
         self.assertIn(" 4 ranks ", plan(*TRAIN, "--config", config).stdout)
+        self.assertIn(" 2 ranks ", plan(*TRAIN, "--config", of_plans).stdout)
 
     def test_other_commands_are_in_the_program_beside(self):
         for arguments in ((), ("--help",), ("--version",), ("plan", "calibrate"), ("train", "--nothing"), ("nothing",)):
             self.assertEqual(answer(run(PROGRAM, *arguments)), answer(run(TORCH_PROGRAM, *arguments)), arguments)
         alone = shutil.copy(PROGRAM, self.folder)
-        self.assertEqual(run(alone, "plan", *TRAIN).returncode, 0)
+        config = self.folder / "plans.toml"
+        config.write_text('[plan.train]\nranks = 4\n')
+        self.assertIn(" 4 ranks ", run(alone, "plan", *TRAIN, "--config", config).stdout)
         missing = (f"parlat: error: {self.folder}/parlat-torch: expected the program of all commands but plan train and "
                    "plan decode, got: No such file or directory\n")
         self.assertEqual(answer(run(alone, "verify", "--quick")), (3, "", missing))
