@@ -43,17 +43,16 @@ class Generate(DecodeCase):
             self.expect_same_tokens(path, model, prompts[1:2], 60, [("mla", 1), ("dcp", 8)])
             self.expect_same_tokens(path, model, prompts, 40, [("mla", 2), ("mla", 3), ("dcp", 4)])
 
-    def test_a_trained_model_writes_as_in_transformers(self):
-        # Two would prove the same of the layouts twice: the larger one where shared/models lies beside the checkout.
-        if NOVEL.exists():
-            path, prompts = NOVEL, ["It was", "My father's family name being Pirrip, and my Christian name Philip, my",
-                                    "Chapter 1\n\n", "said Joe", "The marshes"]
-        else:
-            path, prompts = SMALL, ["def main(", "import os\n", "    return self.", "x", "class Parser:\n"]
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self.expect_same_tokens(path, model, prompts[1:2], 200,
-                                [("mla", 1), ("mla", 2), ("mla", 3), ("mla", 4), ("mla", 8), ("dcp", 2), ("dcp", 3)])
-        self.expect_same_tokens(path, model, prompts, 200, [("mla", 1), ("dcp", 4), ("dcp", 8)])
+    def test_trained_models_write_as_in_transformers(self):
+        small = ["def main(", "import os\n", "    return self.", "x", "class Parser:\n"]
+        grid = [(layout, ranks) for layout in ("mla", "dcp") for ranks in (1, 2, 3, 4, 8)]
+        novel = ["It was", "My father's family name being Pirrip, and my Christian name Philip, my", "Chapter 1\n\n",
+                 "said Joe", "The marshes"]
+        for path, prompts, runs in [(SMALL, small, grid), (NOVEL, novel, [("mla", 3), ("dcp", 4)])]:
+            if path.exists():
+                model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+                self.expect_same_tokens(path, model, prompts[1:2], 200, runs)
+                self.expect_same_tokens(path, model, prompts, 200, runs)
 
     def test_sampling_repeats_and_follows_the_seed(self):
         path, _ = self.family("v3")
@@ -74,17 +73,36 @@ class Generate(DecodeCase):
         self.assertEqual([row["tokens"] for row in got], want)
         self.run_program("generate", *common, "--ranks", "local:2", "--prefill-ranks", 2, code=2)
 
+    def rows_under_mpi(self, ranks, *arguments):
+        record = self.folder / "mpi.json"
+        subprocess.run(self.mpirun(ranks, *arguments, "--json", record, "--quiet"), check=True, capture_output=True,
+                       timeout=120)
+        return json.loads(record.read_text())["rows"]
+
     @unittest.skipUnless(shutil.which("mpirun"), "no MPI here")
     def test_processes_write_what_threads_write(self):
         path, _ = self.family("v3")
-        record = self.folder / "mpi.json"
         for layout, ranks, more in [("dcp", 3, []), ("tpla", 4, ["--groups", 2]), ("tpla", 4, ["--prefill-ranks", 2])]:
-            arguments = ["generate", "--model", path, "--prompt", "It was", "--new-tokens", 20, "--ignore-end", "--layout",
-                         layout, *more]
+            arguments = ["generate", "--model", path, "--prompt", "It was", "--new-tokens", 20, "--ignore-end",
+                         "--layout", layout, *more]
             want = self.rows(*arguments, "--ranks", f"local:{ranks}")[0]["tokens"]
-            subprocess.run(self.mpirun(ranks, *arguments, "--json", record, "--quiet"), check=True, capture_output=True,
-                           timeout=120)
-            self.assertEqual(json.loads(record.read_text())["rows"][0]["tokens"], want, f"{layout} {more}")
+            self.assertEqual(self.rows_under_mpi(ranks, *arguments)[0]["tokens"], want, f"{layout} {more}")
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no MPI here")
+    def test_processes_that_prefill_may_be_fewer_or_more_than_those_that_decode(self):
+        path, _ = self.family("v3")
+        generate = ["generate", "--model", path, "--ignore-end", "--new-tokens", 20]
+        for prompt in ("It was", "x", "def f(x):\n    return x"):
+            generate += ["--prompt", prompt]
+        tokens = lambda rows: [row["tokens"] for row in rows]
+        one = tokens(self.rows(*generate))
+        for layout, prefill, decode in [("mla", 1, 2), ("mla", 3, 2), ("dcp", 1, 3), ("dcp", 3, 2), ("tpla", 3, 2)]:
+            # The exact layouts are held to one rank, slices to the ranks that decode them.
+            want = one
+            if layout == "tpla":
+                want = tokens(self.rows(*generate, "--layout", layout, "--ranks", f"local:{decode}"))
+            got = self.rows_under_mpi(prefill + decode, *generate, "--layout", layout, "--prefill-ranks", prefill)
+            self.assertEqual(tokens(got), want, f"{layout}: {prefill} ranks prefill, {decode} decode")
 
     def ended_early(self, command, end):
         """Runs generate for two prompts until both have text, then end(process): its exit code and stderr."""
