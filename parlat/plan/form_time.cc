@@ -71,8 +71,9 @@ class Pieces {
     const double products =
         sharing_ * 2 * head_scores * (d_qk / gemm_.at(std::min(tokens, d_qk)) + d_v / gemm_.at(std::min(tokens, d_v)));
     const double pass = memory(head_scores * element_bytes_);
-    return {products + (kForwardPasses + (sum_of_products ? kForwardPassesOfSum : 0)) * pass,
-            2 * products + (kBackwardPasses + (sum_of_products ? kBackwardPassesOfSum : 0)) * pass};
+    const double forward = products + (kForwardPasses + (sum_of_products ? kForwardPassesOfSum : 0)) * pass,
+                 backward = 2 * products + (kBackwardPasses + (sum_of_products ? kBackwardPassesOfSum : 0)) * pass;
+    return {forward / attention_.written_share, backward / attention_.written_share};
   }
 
   // Of what one of `members` consecutive ranks sends to the others alike, the share for other nodes.

@@ -85,6 +85,10 @@ AttentionRates read_attention(JsonFields& fields, const std::string& /*where*/) 
     rates.eager = KernelRate{*forward * kTera, positive(fields, "eager_backward_tflops") * kTera};
   }
   if (fields.object().contains("widest_fused")) rates.widest_fused = fields.integer("widest_fused", 0, 1, kMostWidth);
+  if (fields.object().contains("written_share")) {
+    rates.written_share = positive(fields, "written_share");
+    if (rates.written_share > 1) fields.refuse("written_share", "a number above 0 and at most 1");
+  }
   if (const auto rate = optional_positive(fields, "decode_tflops")) rates.decode_rate = *rate * kTera;
   return rates;
 }
@@ -237,6 +241,7 @@ std::string to_toml(const Machine& machine) {
       add("eager_backward_tflops", rates.eager->backward / kTera);
     }
     if (rates.widest_fused) text += fmt::format("widest_fused = {}\n", *rates.widest_fused);
+    if (rates.written_share < 1) add("written_share", rates.written_share);
     if (rates.decode_rate) add("decode_tflops", *rates.decode_rate / kTera);
   }
   return text;

@@ -34,6 +34,7 @@ struct AttentionRates {
   // Heads wider than this have no fused kernel. They run as products over all S x S scores at the rate of products, the
   // scores passing through memory (form_time.h).
   std::optional<int64_t> widest_fused;
+  double written_share = 1;  // of the rates of products and memory, what attention that writes its scores reaches
   std::optional<double> decode_rate;  // FLOP/s over a latent cache; absent: that of fused, forward
 };
 

@@ -76,12 +76,14 @@ TEST(MachineText, WhatIsWrittenIsReadAgain) {
   machine.attention["fp32"].eager = KernelRate{1e12, 2e12};
   machine.attention["fp32"].decode_rate = 4e12;
   machine.attention["fp32"].widest_fused = 12345;  // more digits than rates are written with
+  machine.attention["fp32"].written_share = 0.25;
   const std::string text = to_toml(machine);
   const Machine again = parse_machine(text, "again.toml");
   EXPECT_EQ(to_toml(again), text);
   EXPECT_TRUE(again.hierarchical_gather);
   EXPECT_EQ(again.between_nodes().bytes_per_s, 2e9);
   EXPECT_EQ(again.attention_in("fp32").widest_fused, 12345);
+  EXPECT_EQ(again.attention_in("fp32").written_share, 0.25);
 }
 
 // What is wrong, in one line with file and key.
@@ -125,6 +127,9 @@ TEST(MachineText, ErrorsNameFileAndKey) {
               fmt::format("here.toml: attention.fp32.widest_fused: expected an integer from 1 to 1099511627776, got {}",
                           width));
   }
+  EXPECT_EQ(parse(std::string(kText) + "written_share = 1.5\n"),
+            "here.toml: attention.fp32.written_share: expected a number above 0 and at most 1, got 1.5");
+  EXPECT_THAT(parse(std::string(kText) + "written_share = 0\n"), HasSubstr("written_share: expected a number above 0"));
   EXPECT_THAT(parse("ranks_per_node = = 4\n"), HasSubstr("here.toml: line 1: expected TOML"));
   for (const char* text : {"", "link = 3", "[[link]]"}) EXPECT_THAT(parse(text), HasSubstr("here.toml: ")) << text;
 }

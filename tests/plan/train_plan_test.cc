@@ -208,6 +208,25 @@ TEST(TrainPlan, RanksBeyondTheFullRateShareIt) {
               planned(round_machine(), v3_options(2, 1, 4096), "explicit").compute_s - 3e-3, 1e-9);
 }
 
+// 16 heads a rank, twice the visible pairs of 4096 tokens, two bytes each: explicit's scores pass 4 times through
+// memory forward and 7 times backward, those that are the sum of two products 6 times more.
+TEST(TrainPlan, ScoresThatAreWrittenTakeProductsAndPasses) {
+  TrainPlanOptions options = v3_options(8, 1, 4096);
+  options.attention.kernel = AttentionKernel::kEager;
+  options.as_published = true;
+  Machine half = round_machine();
+  half.attention["bf16"].written_share = 0.5;  // so that what they take comes on top once more
+  const auto taken = [&](const char* label) {
+    return planned(half, options, label).compute_s - planned(round_machine(), options, label).compute_s;
+  };
+  const double scores = 16.0 * 4096 * 4097, pass = scores * 2 / 1e11;
+  EXPECT_NEAR(taken("explicit"), 3 * 2 * scores * (192 + 128) / 1e12 + 11 * pass, 1e-9);
+  EXPECT_NEAR(taken("laga"), taken("explicit"), 1e-9);
+  EXPECT_NEAR(taken("absorbed"), 3 * 2 * scores * (576 + 512) / 1e12 + 17 * pass, 1e-9);
+  options.attention.kernel = AttentionKernel::kFused;
+  EXPECT_EQ(taken("explicit"), 0);
+}
+
 TEST(TrainPlan, ContiguousRingWaitsForTheLastRank) {
   TrainPlanOptions options = v3_options(8, 1, 1 << 20);
   const double balanced = planned(round_machine(), options, "ring").compute_s;
