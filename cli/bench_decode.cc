@@ -53,23 +53,25 @@ void check_memory(const DecodeBenchOptions& options, const RankRunner& run_ranks
 }
 
 std::vector<std::string> table_row(const DecodeBenchRow& row, const std::string& layout, int64_t groups, int ranks) {
+  const auto timed = [&](const std::string& figure) { return row.tokens_per_s > 0 ? figure : "-"; };
   return {layout,
           fmt::format("{}", groups),
           fmt::format("{}", ranks),
           fmt::format("{}", row.batch),
           fmt::format("{}", row.context),
-          fmt::format("{:.2f}", row.ms.min),
-          fmt::format("{:.2f}", row.ms.median),
-          fmt::format("{:.2f}", row.ms.p90),
-          fmt::format("{:.1f}", row.tokens_per_s),
+          timed(fmt::format("{:.2f}", row.ms.min)),
+          timed(fmt::format("{:.2f}", row.ms.median)),
+          timed(fmt::format("{:.2f}", row.ms.p90)),
+          timed(fmt::format("{:.1f}", row.tokens_per_s)),
           fmt::format("{:.0f} B", row.cache_bytes_per_token),
-          fmt::format("{:.1f}", row.cache_gb_per_s),
-          fmt::format("{:.1f}", row.attention_gflops),
-          format_bytes(static_cast<double>(row.sent_bytes)),
+          timed(fmt::format("{:.1f}", row.cache_gb_per_s)),
+          timed(fmt::format("{:.1f}", row.attention_gflops)),
+          timed(format_bytes(static_cast<double>(row.sent_bytes))),
           fmt::format("{:.1e}", row.max_error),
-          row.batch == 0 ? "none fits"
-          : row.ok       ? "ok"
-                         : "FAILED"};
+          fmt::format("{:.1e}", row.step.max_error),
+          !row.ok          ? "FAILED"
+          : row.batch == 0 ? "none fits"
+                           : "ok"};
 }
 
 // Adds to every row its ratios to the first layout with the same ranks and context, and prints them by context.
@@ -86,10 +88,13 @@ void print_budget_table(const Flags& flags, nlohmann::json& rows) {
     const double bytes_ratio = of(first, "cache_bytes_per_token") / of(row, "cache_bytes_per_token");
     row["bytes_ratio"] = bytes_ratio;
     row["tokens_per_s_ratio"] = first_rate > 0 ? nlohmann::json(rate / first_rate) : nlohmann::json();
-    table.push_back(
-        {integer("context"), row["layout"].get<std::string>(), integer("groups"), integer("ranks"), integer("batch"),
-         format_bytes(of(row, "cache_bytes")), rate > 0 ? fmt::format("{:.1f}", rate) : "none fits",
-         first_rate > 0 ? fmt::format("{:.2f}", rate / first_rate) : "-", fmt::format("{:.2f}", bytes_ratio)});
+    table.push_back({integer("context"), row["layout"].get<std::string>(), integer("groups"), integer("ranks"),
+                     integer("batch"), format_bytes(of(row, "cache_bytes")),
+                     rate > 0                ? fmt::format("{:.1f}", rate)
+                     : row["ok"].get<bool>() ? "none fits"
+                                             : "FAILED",
+                     first_rate > 0 ? fmt::format("{:.2f}", rate / first_rate) : "-",
+                     fmt::format("{:.2f}", bytes_ratio)});
   }
   std::stable_sort(table.begin() + 1, table.end(),
                    [](const auto& a, const auto& b) { return std::stoll(a[0]) < std::stoll(b[0]); });
@@ -102,7 +107,7 @@ void run(const Flags& flags) {
   const bool prints = is_printing_process(flags.common);
   std::vector<std::vector<std::string>> table = {{"layout", "groups", "ranks", "batch", "context", "ms min", "median",
                                                   "p90", "tokens/s", "cache a token", "cache GB/s", "GFLOP/s", "sent",
-                                                  "error", ""}};
+                                                  "attention error", "step error", ""}};
   nlohmann::json rows = nlohmann::json::array();
   bool all_ok = true;
   const std::vector<CommonOptions> rank_counts = each_rank_count(flags.common);
@@ -148,7 +153,7 @@ void add_bench_decode(CLI::App& bench) {
   const CLI::Range count(int64_t{1}, int64_t{1} << 30);
   const auto flags = std::make_shared<Flags>();
   CLI::App* const command = bench.add_subcommand(
-      "decode", "decode steps of a model with random weights over a filled cache: attention verified, then timed");
+      "decode", "decode steps of a model with random weights over a filled cache: verified, then timed");
   add_common_options(*command, flags->common);
   flags->common.dtype = "bf16";
   command->add_option("--model-config", flags->model_config, "a config.json or a built-in name")->capture_default_str();

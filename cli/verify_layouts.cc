@@ -10,7 +10,7 @@ namespace parlat {
 
 namespace {
 
-constexpr int64_t kLayers = 2, kTokens = 70;  // more than a page
+constexpr int64_t kLayers = 2;
 
 // With every number of groups that the ranks can have; none for slices on one rank.
 std::vector<LayoutSpec> specs_of(DecodeLayout layout, int ranks, const MlaDims& dims) {
@@ -57,7 +57,8 @@ VerifiedLayouts verify_layouts(const CommonOptions& common, const std::filesyste
       }
       for (const LayoutSpec& spec : specs) {
         const LayoutCheck check = run_and_keep(run_ranks, LayoutCheck(), [&](Communicator& comm, LayoutCheck& mine) {
-          mine = check_layout(source, config, spec, dtype, kTokens, comm);
+          mine = check_layout({.source = source, .model = config, .layout = spec, .dtype = dtype, .cache_dtype = dtype},
+                              comm);
         });
         add_check(check, spec, ranks, common.dtype, verified);
       }

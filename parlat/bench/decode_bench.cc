@@ -34,8 +34,21 @@ struct Sequences {
   }
 };
 
-// The attention of the first layer against fp64, for the first sequence.
-void verify(Decoder& decoder, const Sequences& sequences, DecodeBenchRow& row) {
+// How MLPs, experts and vocabulary are split does not depend on their widths; attention stays as it is.
+ModelConfig verified_part(ModelConfig config) {
+  constexpr int64_t kLayers = 4, kVocabulary = 512, kMlp = 256, kExpert = 32, kExperts = 8;
+  config.n_layers = std::min(config.n_layers, kLayers);
+  config.vocab_size = std::min(config.vocab_size, kVocabulary);
+  config.d_mlp = std::min(config.d_mlp, kMlp);
+  if (config.moe) {
+    config.moe->d_expert = std::min(config.moe->d_expert, kExpert);
+    config.moe->n_routed = std::min(config.moe->n_routed, kExperts * config.moe->n_group);
+  }
+  return config;
+}
+
+// The attention of the first layer against fp64, for the first sequence. Every rank finds the same.
+void verify_attention(Decoder& decoder, const Sequences& sequences, Communicator& comm, DecodeBenchRow& row) {
   const MlaDims& d = decoder.config().mla.dims;
   const Placement& p = decoder.shard().placement;
   const int64_t width = decoder.shard().layers[0].attention.width, local = p.local_count(sequences.length);
@@ -47,9 +60,9 @@ void verify(Decoder& decoder, const Sequences& sequences, DecodeBenchRow& row) {
   const Tensor rows = at::cat(pages).narrow(0, 0, local).to(at::kDouble);
   const Tensor want = at::matmul(at::matmul(q[0].to(at::kDouble), rows.t()).softmax(-1), rows.narrow(1, 0, width));
   const Comparison result = compare(got, want, Tolerance::rounding(at::kFloat, width + d.d_rope, 3));
-  row.max_error = result.max_error;
-  row.tolerance = result.allowed;
-  row.ok = result.close;
+  row.max_error = comm.max_over_ranks(result.max_error, "bench decode");
+  row.tolerance = comm.max_over_ranks(result.allowed, "bench decode");
+  row.ok = comm.max_over_ranks(result.close ? 0 : 1, "bench decode") == 0;
 }
 
 // Pages that fit in the budget of a rank.
@@ -65,24 +78,8 @@ int64_t batch_in_pages(int64_t pages, const Placement& placement, int64_t contex
   return -static_cast<int64_t>(comm.max_over_ranks(-static_cast<double>(pages / each), "bench decode"));
 }
 
-// A case without sequences says only what a token would take.
-DecodeBenchRow bench_case(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, int64_t context,
-                          int64_t batch) {
-  DecodeBenchRow row;
-  row.context = context;
-  row.batch = batch;
-  row.cache_bytes_per_token = decoder.cache_bytes_per_token();
-  row.ok = batch == 0;
-  if (batch == 0) return row;
-  const int64_t own = options.steps + 1;  // tokens that the steps store
-  Sequences sequences;
-  sequences.length = options.cache_budget > 0 ? context - own : context;
-  for (int64_t i = 0; i < batch; ++i) sequences.slots.push_back(decoder.add_sequence(sequences.length + own));
-  const LatentCache& cache = decoder.cache();
-  const int64_t taken = (cache.pages() - cache.free_pages()) * kPageTokens * cache.bytes_per_row();
-  row.cache_bytes = static_cast<int64_t>(comm.max_over_ranks(static_cast<double>(taken), "bench decode"));
-  verify(decoder, sequences, row);
-
+void time_steps(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, Sequences& sequences,
+                DecodeBenchRow& row) {
   const auto step = [&] { decoder.logits(decoder.forward(sequences.step(options.config.vocab_size))); };
   const Traffic before = comm.traffic();
   step();  // to warm up
@@ -94,17 +91,33 @@ DecodeBenchRow bench_case(const DecodeBenchOptions& options, Decoder& decoder, C
   }
   row.ms = spread_of(ms);
   const double seconds = row.ms.median / 1e3;
-  row.tokens_per_s = static_cast<double>(batch) / seconds;
+  row.tokens_per_s = static_cast<double>(row.batch) / seconds;
   const Placement& p = decoder.shard().placement;
   const MlaDims& d = options.config.mla.dims;
-  const double rows = static_cast<double>(batch * p.local_count(context)),
+  const double rows = static_cast<double>(row.batch * p.local_count(row.context)),
                layers = static_cast<double>(options.config.n_layers);
   const double width = static_cast<double>(decoder.shard().layers[0].attention.width);
   const double heads = static_cast<double>(p.tokens_split ? d.n_heads : p.heads.size());
   row.cache_gb_per_s = rows * static_cast<double>(decoder.cache().bytes_per_row()) / seconds / 1e9;
   row.attention_gflops = 2 * rows * layers * heads * (2 * width + static_cast<double>(d.d_rope)) / seconds / 1e9;
+}
+
+// Completes a row of which context, batch and step are known. Without sequences, or after steps that are not the
+// layout's, it says only what a token takes.
+void bench_case(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, DecodeBenchRow& row) {
+  row.cache_bytes_per_token = decoder.cache_bytes_per_token();
+  row.ok = row.step.ok;
+  if (row.batch == 0 || !row.ok) return;
+  const int64_t own = options.steps + 1;  // tokens that the steps store
+  Sequences sequences;
+  sequences.length = options.cache_budget > 0 ? row.context - own : row.context;
+  for (int64_t i = 0; i < row.batch; ++i) sequences.slots.push_back(decoder.add_sequence(sequences.length + own));
+  const LatentCache& cache = decoder.cache();
+  const int64_t taken = (cache.pages() - cache.free_pages()) * kPageTokens * cache.bytes_per_row();
+  row.cache_bytes = static_cast<int64_t>(comm.max_over_ranks(static_cast<double>(taken), "bench decode"));
+  verify_attention(decoder, sequences, comm, row);
+  if (row.ok) time_steps(options, decoder, comm, sequences, row);
   for (const int64_t slot : sequences.slots) decoder.release(slot);
-  return row;
 }
 
 }  // namespace
@@ -121,8 +134,15 @@ std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, cons
   }
   return run_and_keep(
       run_ranks, std::vector<DecodeBenchRow>(), [&](Communicator& comm, std::vector<DecodeBenchRow>& rows) {
-        ModelShard shard = load_model_shard({.directory = {}, .slices = {}, .seed = options.seed}, options.config,
-                                            options.layout, comm.size(), comm.rank(), options.dtype);
+        const ModelSource source{.directory = {}, .slices = {}, .seed = options.seed};
+        const LayoutCheck step = check_layout({.source = source,
+                                               .model = verified_part(options.config),
+                                               .layout = options.layout,
+                                               .dtype = options.dtype,
+                                               .cache_dtype = options.cache_dtype},
+                                              comm);
+        ModelShard shard =
+            load_model_shard(source, options.config, options.layout, comm.size(), comm.rank(), options.dtype);
         const Placement placement = shard.placement;
         const int64_t pages = budgeted ? pages_in_budget(options, shard) : 0;
         const int64_t each = longest + options.steps + 2 + kPageTokens * comm.size();
@@ -134,7 +154,11 @@ std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, cons
         decoder.cache().fill_random(options.seed);
         const auto measure = [&](int64_t batch, int64_t context) {
           if (comm.rank() == 0) observe(fmt::format("batch {}, context {}", batch, context));
-          rows.push_back(bench_case(options, decoder, comm, context, batch));
+          DecodeBenchRow& row = rows.emplace_back();
+          row.context = context;
+          row.batch = batch;
+          row.step = step;
+          bench_case(options, decoder, comm, row);
         };
         for (const int64_t batch : budgeted ? std::vector<int64_t>{0} : options.batches) {
           for (const int64_t context : options.contexts) {
@@ -165,6 +189,8 @@ nlohmann::json to_json(const DecodeBenchRow& row, const DecodeBenchOptions& opti
           {"sent_bytes", row.sent_bytes},
           {"max_error", row.max_error},
           {"tolerance", row.tolerance},
+          {"step_error", row.step.max_error},
+          {"step_tolerance", row.step.tolerance},
           {"ok", row.ok}};
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parlat/base/spread.h"
+#include "parlat/bench/layout_check.h"
 #include "parlat/bench/rank_runner.h"
 #include "parlat/config/layout.h"
 #include "parlat/config/model_config.h"
@@ -24,23 +25,27 @@ struct DecodeBenchOptions {
   uint64_t seed = 1;
 };
 
+// Nothing is timed where batch is 0 (not one sequence fits in the budget) or ok is false.
 struct DecodeBenchRow {
-  int64_t context = 0, batch = 0;  // batch 0: not one sequence fits in the budget, nothing was timed
-  Spread ms;                       // of one step of the whole batch
+  int64_t context = 0, batch = 0;
+  Spread ms;  // of one step of the whole batch
   double tokens_per_s = 0;
-  double cache_bytes_per_token = 0;  // a rank, all layers
-  int64_t cache_bytes = 0;           // of the pages that the batch takes, on the rank with most
-  double cache_gb_per_s = 0;         // latents read by a rank's attention, over the whole step
-  double attention_gflops = 0;       // multiply-adds times two of a rank's attention, over the whole step
-  int64_t sent_bytes = 0;            // a rank and step
-  double max_error = 0, tolerance = 0;
+  double cache_bytes_per_token = 0;     // a rank, all layers
+  int64_t cache_bytes = 0;              // of the pages that the batch takes, on the rank with most
+  double cache_gb_per_s = 0;            // latents read by a rank's attention, over the whole step
+  double attention_gflops = 0;          // multiply-adds times two of a rank's attention, over the whole step
+  int64_t sent_bytes = 0;               // a rank and step
+  double max_error = 0, tolerance = 0;  // of attention over the whole context, the rank with the largest error
+  LayoutCheck step;
   bool ok = false;
 };
 
-// Decode steps over a cache of random latents, so that no prompt has to be run first. Verified: the attention of the
-// first layer over the whole context, against fp64 from the same rows; then timed. Every rank of the runner's group
-// takes part. `observe` hears of each case. Throws ConfigError where a budget is given and a context is too short for
-// the steps.
+// Decode steps over a cache of random latents, so that no prompt has to be run first. Verified, then timed:
+//   steps      once a layout: whole steps over the ranks against the layout's definition (check_layout), of the model's
+//              first layers with its attention as it is and the rest narrow, so that fp64 of it fits
+//   attention  every case: of the first layer over the whole context, against fp64 from the same rows
+// Every rank of the runner's group takes part. `observe` hears of each case. Throws ConfigError where a budget is given
+// and a context is too short for the steps.
 std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, const RankRunner& run_ranks,
                                          const std::function<void(const std::string&)>& observe);
 

@@ -19,8 +19,12 @@ struct Definition {
 };
 
 // Of the whole model, on one rank.
-Definition defined_logits(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
-                          at::ScalarType dtype, const std::vector<int64_t>& tokens) {
+Definition defined_logits(const LayoutCase& layout_case, const std::vector<int64_t>& tokens) {
+  const ModelSource& source = layout_case.source;
+  const ModelConfig& config = layout_case.model;
+  const LayoutSpec& layout = layout_case.layout;
+  const at::ScalarType dtype = layout_case.dtype, cache_dtype = layout_case.cache_dtype;
+  const auto count = static_cast<int64_t>(tokens.size());
   ModelWeights weights;
   std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
   keep_small_weights(table);
@@ -38,34 +42,48 @@ Definition defined_logits(const ModelSource& source, const ModelConfig& config, 
       slices[i].push_back(maps[i].store_Lw.defined() ? maps[i] : plain_slice(config.mla.dims.d_latent, 1, 0));
     }
   }
-  const auto length = static_cast<int64_t>(tokens.size());
   const auto logits_of = [&](at::ScalarType kept, Communicator& one) {
     const SlicedOracle oracle(slices, layout.layout == DecodeLayout::kGla, kept);
     const Transformer model(config, weights, oracle, one);
-    const TokenShard shard = make_token_shard(config.mla, Documents::whole(1, length),
-                                              SequenceShards::contiguous(length, 1), 0, true, at::kDouble);
-    return model.logits(model.forward(at::tensor(tokens, at::kLong).view({1, length}), shard))[0];
+    const TokenShard shard = make_token_shard(config.mla, Documents::whole(1, count),
+                                              SequenceShards::contiguous(count, 1), 0, true, at::kDouble);
+    return model.logits(model.forward(at::tensor(tokens, at::kLong).view({1, count}), shard))[0];
   };
+  // Maps have the weights' dtype, rows the cache's: the coarser bounds both.
+  const at::ScalarType coarser = c10::elementSize(cache_dtype) < c10::elementSize(dtype) ? cache_dtype : dtype;
   Definition defined;
   run_local_ranks(1, [&](Communicator& one) {
     const at::NoGradGuard no_grad;
-    defined = {logits_of(at::kDouble, one), logits_of(dtype, one)};
+    defined = {logits_of(at::kDouble, one), logits_of(coarser, one)};
   });
   return defined;
 }
 
-Tensor decoded_logits(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
-                      at::ScalarType dtype, const std::vector<int64_t>& tokens, Communicator& comm) {
-  const auto length = static_cast<int64_t>(tokens.size());
-  Decoder decoder(load_model_shard(source, config, layout, comm.size(), comm.rank(), dtype), comm,
-                  {.cache_tokens = length + kPageTokens * comm.size(), .cache_dtype = dtype, .slice_norm = false});
-  const int64_t slot = decoder.add_sequence(length), at_once = length - std::min<int64_t>(length, 3);
-  std::vector<TokenAt> rows;
-  for (int64_t i = 0; i < at_once; ++i) rows.push_back({slot, i, tokens[i]});
+struct Decoded {
+  Tensor logits, positions;  // [n, vocabulary], [n]
+};
+
+Decoded decode_tokens(Decoder& decoder, const std::vector<int64_t>& tokens) {
+  constexpr int64_t kSteps = 3;
+  struct Sequence {
+    int64_t slot, length, done = 0;
+  };
+  std::vector<Sequence> sequences;
+  const auto count = static_cast<int64_t>(tokens.size());
+  for (const int64_t length : {count, (count + 1) / 2}) sequences.push_back({decoder.add_sequence(length), length});
   std::vector<Tensor> logits;
-  if (!rows.empty()) logits.push_back(decoder.logits(decoder.forward(rows)));
-  for (int64_t i = at_once; i < length; ++i) logits.push_back(decoder.logits(decoder.forward({{slot, i, tokens[i]}})));
-  return at::cat(logits);
+  std::vector<int64_t> positions;
+  for (int64_t step = 0; step <= kSteps; ++step) {
+    std::vector<TokenAt> rows;
+    for (auto& [slot, length, done] : sequences) {
+      for (; done < length - kSteps + step; ++done) {
+        rows.push_back({slot, done, tokens[done]});
+        positions.push_back(done);
+      }
+    }
+    if (!rows.empty()) logits.push_back(decoder.logits(decoder.forward(rows)));
+  }
+  return {at::cat(logits), at::tensor(positions, at::kLong)};
 }
 
 // Activations are fp32 and weights the same numbers on both sides, so eight products and sums follow one another in
@@ -89,23 +107,34 @@ ModelConfig with_all_experts(ModelConfig config) {
 
 }  // namespace
 
-LayoutCheck check_layout(const ModelSource& source, const ModelConfig& model, const LayoutSpec& layout,
-                         at::ScalarType dtype, int64_t tokens, Communicator& comm) {
-  const ModelConfig config = with_all_experts(model);
-  const Tensor drawn = seeded_integers({tokens}, config.vocab_size, source.seed, "layout check");
-  const std::vector<int64_t> text(drawn.const_data_ptr<int64_t>(), drawn.const_data_ptr<int64_t>() + tokens);
-  const Tensor got = decoded_logits(source, config, layout, dtype, text, comm);
+LayoutCheck check_shard(ModelShard shard, const LayoutCase& given, Communicator& comm) {
+  LayoutCase layout_case = given;
+  layout_case.model = with_all_experts(given.model);
+  shard.config = layout_case.model;
+  const Tensor drawn = seeded_integers({given.tokens}, given.model.vocab_size, given.source.seed, "layout check");
+  const std::vector<int64_t> tokens(drawn.const_data_ptr<int64_t>(), drawn.const_data_ptr<int64_t>() + given.tokens);
+  Decoder decoder(std::move(shard), comm,
+                  {.cache_tokens = 2 * (given.tokens + kPageTokens * comm.size()),
+                   .cache_dtype = given.cache_dtype,
+                   .slice_norm = false});
+  const Decoded got = decode_tokens(decoder, tokens);
   LayoutCheck check;
   if (comm.rank() == 0) {
-    const Definition want = defined_logits(source, config, layout, dtype, text);
-    const Tolerance tolerance = logits_tolerance(config, want);
-    const Comparison result = compare(got, want.exact, tolerance);
+    const Definition want = defined_logits(layout_case, tokens);
+    const Tolerance tolerance = logits_tolerance(layout_case.model, want);
+    const Comparison result = compare(got.logits, want.exact.index_select(0, got.positions), tolerance);
     check = {result.relative, tolerance.relative_to_norm, result.close};
   }
   check.max_error = comm.max_over_ranks(check.max_error, "layout check");
   check.tolerance = comm.max_over_ranks(check.tolerance, "layout check");
   check.ok = comm.max_over_ranks(check.ok ? 1 : 0, "layout check") > 0;
   return check;
+}
+
+LayoutCheck check_layout(const LayoutCase& layout_case, Communicator& comm) {
+  return check_shard(load_model_shard(layout_case.source, layout_case.model, layout_case.layout, comm.size(),
+                                      comm.rank(), layout_case.dtype),
+                     layout_case, comm);
 }
 
 }  // namespace parlat

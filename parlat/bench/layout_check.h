@@ -7,16 +7,28 @@
 
 namespace parlat {
 
+// A layout of a model on the ranks at hand.
+struct LayoutCase {
+  ModelSource source;
+  ModelConfig model;  // may be cut to the source's first layers: the others are then skipped
+  LayoutSpec layout;
+  at::ScalarType dtype = at::kFloat, cache_dtype = at::kFloat;
+  int64_t tokens = 70;  // more than a page
+};
+
 struct LayoutCheck {
   double max_error = 0, tolerance = 0;  // relative: of the largest logit, and of the RMS of every token's (compare.h)
   bool ok = false;
 };
 
-// Collective. The logits of `tokens` seeded tokens, decoded over the ranks through the layout, most of them in one pass
-// and the last few one by one, against the layout's definition in fp64 from the same weights; every token goes to all
-// experts. model may be cut to a model's first layers: the others are then skipped. Throws what load_model_shard and
-// Decoder throw.
-LayoutCheck check_layout(const ModelSource& source, const ModelConfig& model, const LayoutSpec& layout,
-                         at::ScalarType dtype, int64_t tokens, Communicator& comm);
+// Collective. The logits of seeded tokens, decoded over the ranks through the layout, against the layout's definition
+// in fp64 from the same weights; every token goes to all experts. Two sequences share the passes, all of the tokens and
+// their first half: most of both in one pass, the last few a step at a time. Throws what load_model_shard and Decoder
+// throw.
+//   cost  on rank 0 the whole model in fp64, and two passes of it
+LayoutCheck check_layout(const LayoutCase& layout_case, Communicator& comm);
+
+// The same of a rank's shard of that case, as it is.
+LayoutCheck check_shard(ModelShard shard, const LayoutCase& layout_case, Communicator& comm);
 
 }  // namespace parlat

@@ -49,7 +49,9 @@ TEST(DecodeBench, CoversTheGridInOrder) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const DecodeBenchRow& row = rows[i];
     EXPECT_EQ(row.context, i % 2 == 0 ? 130 : 64);
-    EXPECT_TRUE(row.ok) << row.max_error;
+    EXPECT_TRUE(row.ok) << row.max_error << " and " << row.step.max_error;
+    EXPECT_GT(row.step.max_error, 0);
+    EXPECT_LE(row.step.max_error, row.step.tolerance);
     EXPECT_LE(row.ms.min, row.ms.median);
     EXPECT_DOUBLE_EQ(row.tokens_per_s, static_cast<double>(row.batch) / row.ms.median * 1e3);
     EXPECT_EQ(row.cache_bytes_per_token, 2 * 2 * 40);
@@ -89,6 +91,64 @@ TEST(DecodeBench, ABudgetHasRoomForTheStepsInEverySequence) {
     ADD_FAILURE() << "not refused";
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("expected more than the 3 tokens that the steps store, got 3"));
+  }
+}
+
+// Where a backend's own exchange can be called from outside.
+struct OpenCommunicator : Communicator {
+  using Communicator::do_exchange;
+};
+
+// Ranks whose exchanges of one name arrive changed from rank 1.
+class Disturbed final : public Communicator {
+ public:
+  Disturbed(Communicator& inner, std::string what)
+      : Communicator(inner.rank(), inner.size(), std::make_shared<Traffic>()), inner_(inner), what_(std::move(what)) {}
+  std::unique_ptr<Communicator> split(int color) override {
+    std::unique_ptr<Communicator> group = inner_.split(color);
+    auto disturbed = std::make_unique<Disturbed>(*group, what_);
+    disturbed->owned_ = std::move(group);
+    return disturbed;
+  }
+  void fail(const std::string& reason) override { inner_.fail(reason); }
+  const char* backend() const override { return inner_.backend(); }
+
+ protected:
+  Handle do_exchange(std::vector<Tensor> send, std::vector<Tensor> receive, const std::string& what) override {
+    if (what == what_ && rank() == 1) {
+      for (Tensor& part : send) part = part.defined() && part.is_floating_point() ? part * 1.5 : part;
+    }
+    return (inner_.*&OpenCommunicator::do_exchange)(std::move(send), std::move(receive), what);
+  }
+
+ private:
+  Communicator& inner_;
+  std::unique_ptr<Communicator> owned_;
+  std::string what_;
+};
+
+TEST(DecodeBench, TimesNothingAfterStepsThatAreNotTheLayouts) {
+  using enum DecodeLayout;
+  for (const auto& [layout, what] : {std::pair{LayoutSpec{kMla, 1}, "decode attention"},
+                                     {LayoutSpec{kTpla, 2}, "decode attention"},
+                                     {LayoutSpec{kDcp, 1}, "decode queries"},
+                                     {LayoutSpec{kDcp, 1}, "decode partial results"},
+                                     {LayoutSpec{kDcp, 1}, "decode logits"}}) {
+    SCOPED_TRACE(what);
+    const RankRunner disturbed = [what = what](const auto& body) {
+      run_ranks(2, [&](Communicator& comm) {
+        Disturbed with(comm, what);
+        body(with);
+      });
+    };
+    const auto rows = bench_decode(small_options(layout.layout, layout.groups), disturbed, [](const std::string&) {});
+    ASSERT_THAT(batches(rows), ElementsAre(3, 3, 1, 1));
+    for (const DecodeBenchRow& row : rows) {
+      EXPECT_FALSE(row.ok);
+      EXPECT_GT(row.step.max_error, row.step.tolerance);
+      EXPECT_EQ(row.tokens_per_s, 0);
+      EXPECT_EQ(row.ms.median, 0);
+    }
   }
 }
 
