@@ -154,7 +154,8 @@ class StepModel {
     step.sent_bytes = layers_ * static_cast<double>(step.batch) * (reduced + work.exchanged) * element_bytes_;
     const Link& link = options_.nodes > 1 ? machine_.between_nodes() : machine_.within;
     const double calls = static_cast<double>(parts) * (2 * all_reduces + static_cast<double>(work.exchanges));
-    step.exchange_s = layers_ * calls * link.latency_s + step.sent_bytes / link.bytes_per_s;
+    step.exchange_s =
+        layers_ * calls * link.decode_latency_s.value_or(link.latency_s) + step.sent_bytes / link.bytes_per_s;
   }
 
   const Machine& machine_;

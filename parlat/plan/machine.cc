@@ -63,7 +63,9 @@ auto read_table(JsonFields& parent, const std::string& where, const std::string&
 }
 
 Link read_link(JsonFields& fields, const std::string& /*where*/) {
-  return {.latency_s = positive(fields, "latency_us") * kMicro, .bytes_per_s = positive(fields, "gb_per_s") * kGiga};
+  Link link{.latency_s = positive(fields, "latency_us") * kMicro, .bytes_per_s = positive(fields, "gb_per_s") * kGiga};
+  if (const auto latency = optional_positive(fields, "decode_latency_us")) link.decode_latency_s = *latency * kMicro;
+  return link;
 }
 
 RateCurve read_curve(JsonFields& fields, const std::string& /*where*/) {
@@ -224,6 +226,7 @@ std::string to_toml(const Machine& machine) {
   const auto add_link = [&](const char* link, const Link& at) {
     text += fmt::format("\n[link.{}]\nlatency_us = {:.4g}\ngb_per_s = {:.4g}\n", link, at.latency_s / kMicro,
                         at.bytes_per_s / kGiga);
+    if (at.decode_latency_s) text += fmt::format("decode_latency_us = {:.4g}\n", *at.decode_latency_s / kMicro);
   };
   add_link("within", machine.within);
   if (machine.between) add_link("between", *machine.between);

@@ -19,6 +19,7 @@ struct RateCurve {
 struct Link {
   double latency_s = 0;
   double bytes_per_s = 0;
+  std::optional<double> decode_latency_s = {};  // of the few bytes of a decode step; absent: latency_s
 };
 
 // FLOP/s of one kernel over the visible pairs of queries and keys: forward 2 (d_qk + d_v) a pair and head, backward

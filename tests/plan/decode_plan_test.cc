@@ -91,6 +91,10 @@ TEST(DecodePlan, ExchangesAllReducesAndQueries) {
   const DecodeStep mla = find(plans, "mla", 1).steps.front(), dcp = find(plans, "dcp", 1).steps.front();
   EXPECT_DOUBLE_EQ(mla.sent_bytes, reduced);
   EXPECT_NEAR(mla.exchange_s, reduced / 1e9 + 61 * 2 * 1e-5, 1e-12);
+  Machine quick = round_machine();
+  quick.within.decode_latency_s = 1e-6;
+  EXPECT_NEAR(find(plan_decode(quick, options), "mla", 1).steps.front().exchange_s, reduced / 1e9 + 61 * 2 * 1e-6,
+              1e-12);
   // docs/decoding.md: n h (w + R) (M - 1) gathered, n (H - h) (w + 1) scattered.
   EXPECT_DOUBLE_EQ(dcp.sent_bytes, reduced + (16.0 * 576 * 7 + 112 * 513) * 2 * 61);
 }

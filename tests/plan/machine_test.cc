@@ -71,7 +71,7 @@ TEST(MachineText, RatesLieOnLinesOverTheLogarithmOfSize) {
 
 TEST(MachineText, WhatIsWrittenIsReadAgain) {
   Machine machine = parse_machine(kText, "here.toml");
-  machine.between = Link{.latency_s = 3e-6, .bytes_per_s = 2e9};
+  machine.between = Link{.latency_s = 3e-6, .bytes_per_s = 2e9, .decode_latency_s = 1e-6};
   machine.hierarchical_gather = true;
   machine.attention["fp32"].eager = KernelRate{1e12, 2e12};
   machine.attention["fp32"].decode_rate = 4e12;
@@ -82,6 +82,8 @@ TEST(MachineText, WhatIsWrittenIsReadAgain) {
   EXPECT_EQ(to_toml(again), text);
   EXPECT_TRUE(again.hierarchical_gather);
   EXPECT_EQ(again.between_nodes().bytes_per_s, 2e9);
+  EXPECT_EQ(again.between_nodes().decode_latency_s, 1e-6);
+  EXPECT_FALSE(again.within.decode_latency_s);
   EXPECT_EQ(again.attention_in("fp32").widest_fused, 12345);
   EXPECT_EQ(again.attention_in("fp32").written_share, 0.25);
 }

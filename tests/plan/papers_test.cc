@@ -93,7 +93,7 @@ TEST(LagaTables, AbsorbedOfTableThreeWithinATenth) {
 // Tokens/s over mla's, both at the largest batch, under tensor parallelism 2, by what docs/plan.md assumes of the
 // paper's program. K2's at 32,768 is above the ratio of what the layouts cache, 1.8, to which alone the prediction can
 // grow.
-TEST(TplaThroughput, WithinATenthButForTheOneAboveTheRatioOfCaches) {
+TEST(TplaThroughput, WithinATenth) {
   const Machine machine = load_machine("h800x8-roce");
   const auto ratio = [&](const char* model, int64_t context) {
     const std::vector<LayoutPlan> plans = plan_decode(machine, {.config = load_model_config(model),
@@ -112,9 +112,9 @@ TEST(TplaThroughput, WithinATenthButForTheOneAboveTheRatioOfCaches) {
   const double v3_short = ratio("v3", 1024), v3_long = ratio("v3", 32768);
   const double k2_short = ratio("k2", 1024), k2_long = ratio("k2", 32768);
   EXPECT_NEAR(v3_short / 1.33, 1, 0.1);
-  EXPECT_NEAR(v3_long / 1.79, 1, 0.11);
+  EXPECT_NEAR(v3_long / 1.79, 1, 0.1);
   EXPECT_NEAR(k2_short / 1.28, 1, 0.1);
-  EXPECT_NEAR(k2_long / 1.93, 1, 0.14);
+  EXPECT_NEAR(k2_long / 1.93, 1, 0.1);
   EXPECT_GT(k2_long, v3_long);
 }
 
