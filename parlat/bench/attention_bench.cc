@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <chrono>
@@ -31,15 +32,17 @@ class RankPass {
       : attention_(make(form, options, local.weights.dims(), comm)),
         local_(local),
         backward_(options.backward),
+        holds_out_(options.as_published),
         comm_(comm) {}
 
   // Returns what the forward pass sent.
   Traffic run() const {
     const c10::AutoGradMode grad_mode(backward_);
     const Traffic before = comm_.traffic();
-    const Tensor out = attention_->forward(local_.weights, local_.x_BSD, local_.tokens);
+    Tensor out = attention_->forward(local_.weights, local_.x_BSD, local_.tokens);
     const Traffic forward = comm_.traffic() - before;
-    if (backward_) out.backward(local_.grad_out_BSD);
+    const Tensor held = holds_out_ ? out : Tensor();
+    if (backward_) run_backward(std::move(out));
     return forward;
   }
 
@@ -63,6 +66,14 @@ class RankPass {
   }
 
  private:
+  // Through out's graph, which is enough: out is free unless somebody else holds it.
+  void run_backward(Tensor out) const {
+    const torch::autograd::Edge edge = torch::autograd::impl::gradient_edge(out);
+    out.reset();
+    torch::autograd::Engine::get_default_engine().execute({edge}, {local_.grad_out_BSD}, /*keep_graph=*/false,
+                                                          /*create_graph=*/false, /*accumulate_grad=*/true);
+  }
+
   static std::unique_ptr<Attention> make(TrainForm form, const AttentionBenchOptions& options, const MlaDims& dims,
                                          Communicator& comm) {
     if (options.as_published) return std::make_unique<PublishedAttention>(form, comm, dims, options.attention);
@@ -72,6 +83,7 @@ class RankPass {
   std::unique_ptr<Attention> attention_;
   const RankLayer& local_;
   bool backward_;
+  bool holds_out_;  // as a script does; a model adds it to the residual stream and keeps the sum alone
   Communicator& comm_;
 };
 

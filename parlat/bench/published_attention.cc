@@ -83,6 +83,12 @@ Tensor attend_with_latents(AttentionKernel kernel, const MlaSpec& spec, const Te
   return at::matmul(traced("absorbed out", out_latent), w_uv.transpose(1, 2)).transpose(1, 2);
 }
 
+// As project_query, but the normalised query latent is saved.
+Tensor local_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {
+  const Tensor c_q = w.dims().d_q_latent ? project_query_latent(w, x_BSD) : x_BSD;
+  return up_project_query(w, {0, w.dims().n_heads}, c_q, rope);
+}
+
 }  // namespace
 
 PublishedAttention::PublishedAttention(TrainForm form, Communicator& comm, const MlaDims& dims,
@@ -113,8 +119,8 @@ Tensor PublishedAttention::attend(const MlaWeights& w, const Tensor& x_BSD, cons
 Tensor PublishedAttention::forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const {
   check_shape(x_BSD, {tokens.batch(), tokens.local_count(), w.dims().d_model}, "x");
   const HeadShards heads(w.dims().n_heads, comm_.size());
-  const Tensor q_BSHd = scatter_heads_gather_sequence(project_query(w, x_BSD, tokens.rope), heads, tokens.shards, comm_,
-                                                      "published query");
+  const Tensor q_BSHd =
+      scatter_heads_gather_sequence(local_query(w, x_BSD, tokens.rope), heads, tokens.shards, comm_, "published query");
   const Tensor out_BSHV = traced("out", attend(w, x_BSD, tokens, q_BSHd).contiguous());
   return project_output(w, scatter_sequence_gather_heads(out_BSHV, heads, tokens.shards, comm_, "published out"));
 }

@@ -129,30 +129,27 @@ Tensor heads_to_sequence(Tensor x_local_BSHd, const HeadShards& heads, const Seq
   return arrivals.finish();
 }
 
-Tensor sequence_to_heads(const Tensor& x_BSHd, const HeadShards& heads, const SequenceShards& tokens,
-                         Communicator& comm, const std::string& what) {
+// Lets go of x as soon as its parts are packed (shards of one stretch are parts of x itself), as above.
+Tensor sequence_to_heads(Tensor x_BSHd, const HeadShards& heads, const SequenceShards& tokens, Communicator& comm,
+                         const std::string& what) {
   const at::NoGradGuard no_grad;
   const int rank = comm.rank();
   const int64_t batch = x_BSHd.size(0), local = tokens.count(rank), width = x_BSHd.size(3);
-  std::vector<Tensor> send, receive;
+  std::vector<Tensor> parts, receive;
   for (int p = 0; p < comm.size(); ++p) {
-    const bool own = p == rank;
-    send.push_back(own ? at::empty({0}, x_BSHd.options()) : local_tokens(x_BSHd, tokens, p));
+    const Tensor part = local_tokens(x_BSHd, tokens, p);
+    parts.push_back(part.is_alias_of(x_BSHd) ? part : metered_buffer(part));
     receive.push_back(
-        metered_buffer(at::empty({batch, own ? 0 : local, heads.range(p).size(), width}, x_BSHd.options())));
+        metered_buffer(at::empty({batch, p == rank ? 0 : local, heads.range(p).size(), width}, x_BSHd.options())));
   }
-  Handle exchange = comm.all_to_all(std::move(send), receive, what);
+  x_BSHd.reset();
+  const Tensor own = std::exchange(parts[rank], parts[rank].new_empty({0}));
+  comm.all_to_all(std::move(parts), receive, what).wait();
+  receive[rank] = own;
 
-  const Tensor x_local_BSHd = metered_result(what, at::empty({batch, local, heads.n_heads(), width}, x_BSHd.options()));
-  const auto of_heads = [&](int p) { return x_local_BSHd.narrow(2, heads.range(p).begin, heads.range(p).size()); };
-  int64_t begin = 0;
-  for (const Range& run : tokens.runs(rank)) {
-    of_heads(rank).narrow(1, begin, run.size()).copy_(x_BSHd.narrow(1, run.begin, run.size()));
-    begin += run.size();
-  }
-  exchange.wait();
+  const Tensor x_local_BSHd = metered_result(what, at::empty({batch, local, heads.n_heads(), width}, own.options()));
   for (int p = 0; p < comm.size(); ++p) {
-    if (p != rank) of_heads(p).copy_(receive[p]);
+    x_local_BSHd.narrow(2, heads.range(p).begin, heads.range(p).size()).copy_(receive[p]);
     receive[p].reset();
   }
   return x_local_BSHd;
@@ -170,8 +167,8 @@ Tensor scatter_heads_gather_sequence(const Tensor& x_local_BSHd, const HeadShard
   check_shape(x_local_BSHd, {kAny, tokens.count(comm.rank()), heads.n_heads(), kAny}, what);
   if (comm.size() == 1) return x_local_BSHd;
   return connect(heads_to_sequence(x_local_BSHd, heads, tokens, comm, what), x_local_BSHd, what,
-                 [heads, tokens, &comm, what](const Tensor& grad_BSHd) {
-                   return sequence_to_heads(grad_BSHd, heads, tokens, comm, what + " gradient");
+                 [heads, tokens, &comm, what](Tensor grad_BSHd) {
+                   return sequence_to_heads(std::move(grad_BSHd), heads, tokens, comm, what + " gradient");
                  });
 }
 

@@ -107,12 +107,12 @@ void device_forward(const FusedQuery& in, const KeySource& keys, const Tensor& o
 }
 
 void device_backward(const FusedQuery& in, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
-                     const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
+                     const Tensor& grad_out_BSHv, const QueryGradient& sums, bool parts) {
   const at::ScalarType compute = compute_dtype(in.q_BSHd.scalar_type());
   for_each_head(in, keys, [&](int64_t b, int64_t h, HeadKeys& head, const Sight& sight) {
     const Tensor q = one_head(in.q_BSHd, b, h).to(compute), grad_out = one_head(grad_out_BSHv, b, h).to(compute);
     const Tensor lse = lse_BSH.select(0, b).select(1, h), along = along_BSH.select(0, b).select(1, h);
-    const Tensor grad_q = at::zeros_like(q);
+    const Tensor grad_q = sums.open(b, h);
     for (const Block& block : sight.blocks) {
       const KeyBlock loaded = load(head, b, block.keys, compute);
       const Tensor hidden = sight.hidden(block), q_block = rows(q, block.queries);
@@ -127,7 +127,7 @@ void device_backward(const FusedQuery& in, const KeySource& keys, const Tensor& 
       rows(grad_q, block.queries).addmm_(grad, loaded.k);
       head.add_gradients(b, block.keys, {at::mm(grad.t(), q_block), at::mm(p.t(), grad_out_block)});
     }
-    one_head(grad_q_BSHd, b, h).add_(grad_q);
+    sums.close(b, h, grad_q);
     if (b + 1 == in.visible.batch()) head.finish();
   });
 }

@@ -10,6 +10,6 @@ namespace parlat {
 void device_forward(const FusedQuery& query, const KeySource& keys, const Tensor& out_BSHv, const Tensor& lse_BSH,
                     bool resume = false);
 void device_backward(const FusedQuery& query, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
-                     const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts = false);
+                     const Tensor& grad_out_BSHv, const QueryGradient& grad_q, bool parts = false);
 
 }  // namespace parlat

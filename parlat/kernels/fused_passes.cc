@@ -251,24 +251,21 @@ Tensor out_along_gradient(const Tensor& out_BSHv, const Tensor& grad_out_BSHv) {
 }
 
 void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
-                    const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts) {
+                    const Tensor& grad_out_BSHv, const QueryGradient& grad_q, bool parts) {
   const Tensor& q = query.q_BSHd;
   if (!q.is_cpu() && !q.is_meta()) {
-    return device_backward(query, keys, along_BSH, lse_BSH, grad_out_BSHv, grad_q_BSHd, parts);
+    return device_backward(query, keys, along_BSH, lse_BSH, grad_out_BSHv, grad_q, parts);
   }
   const at::ScalarType compute = compute_dtype(q.scalar_type());
   for_each_head(q.size(2), keys, [&](int64_t h) {
     const auto head = keys.head(h);
     const Room room(query, keys.d_v());
     for (int64_t b = 0; b < q.size(0); ++b) {
-      const Tensor grad_q = one_head(grad_q_BSHd, b, h);
-      const bool direct = grad_q.scalar_type() == compute;
       const HeadGradients g{lse_BSH.select(0, b).select(1, h), along_BSH.select(0, b).select(1, h),
-                            one_head(grad_out_BSHv, b, h),
-                            direct ? grad_q : metered("scratch", at::zeros(grad_q.sizes(), compute_options(q))), parts};
+                            one_head(grad_out_BSHv, b, h), grad_q.open(b, h), parts};
       AT_DISPATCH_FLOATING_TYPES(compute, "fused_backward",
                                  [&] { backward_head<scalar_t>(query, b, h, *head, room, g); });
-      if (!direct) grad_q.copy_(g.grad_q_Sd);
+      grad_q.close(b, h, g.grad_q_Sd);
     }
     head->finish();
   });

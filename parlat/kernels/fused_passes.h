@@ -4,6 +4,7 @@
 
 #include "parlat/kernels/key_ranges.h"
 #include "parlat/kernels/key_source.h"
+#include "parlat/kernels/query_gradient.h"
 #include "parlat/tensor/shape.h"
 
 namespace parlat {
@@ -32,9 +33,9 @@ void fused_forward(const FusedQuery& query, const KeySource& keys, const Tensor&
 // out . grad_out of every query and head, [B, S, H] fp32 (fp64): all that the backward pass needs of out.
 Tensor out_along_gradient(const Tensor& out_BSHv, const Tensor& grad_out_BSHv);
 
-// along (out_along_gradient) and lse: over all keys; parts: `keys` are some of them only. Adds to grad_q (any dtype: it
-// holds zeros, or is fp32), and does with the gradients that `keys` holds what that says.
+// along (out_along_gradient) and lse: over all keys; parts: `keys` are some of them only. Adds to grad_q, and does with
+// the gradients that `keys` holds what that says.
 void fused_backward(const FusedQuery& query, const KeySource& keys, const Tensor& along_BSH, const Tensor& lse_BSH,
-                    const Tensor& grad_out_BSHv, const Tensor& grad_q_BSHd, bool parts = false);
+                    const Tensor& grad_out_BSHv, const QueryGradient& grad_q, bool parts = false);
 
 }  // namespace parlat

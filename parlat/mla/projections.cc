@@ -34,6 +34,45 @@ class RmsNorm : public Function<RmsNorm> {
   }
 };
 
+// x w^T of x = rms_norm(raw), which exists only during a product: the backward pass normalises again.
+class NormedLinear : public Function<NormedLinear> {
+ public:
+  static Tensor forward(AutogradContext* ctx, const Tensor& raw, const Tensor& norm, const Tensor& w, double eps) {
+    const auto [x, inverse_rms] = normalise(raw, norm, eps);
+    ctx->save_for_backward({raw, norm, w, inverse_rms});
+    ctx->saved_data["eps"] = eps;
+    std::vector<int64_t> shape = raw.sizes().vec();
+    shape.back() = w.size(0);
+    const Tensor y = metered("projection", at::empty(shape, raw.options()));
+    gemm(x, w.t(), rows_of(y));
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &raw = saved[0], &norm = saved[1], &w = saved[2], &inverse_rms = saved[3];
+    const Tensor grad_rows = rows_of(grad[0]);
+    Tensor grad_w, grad_raw, grad_norm;
+    if (ctx->needs_input_grad(2)) {
+      grad_w = product_gradient(w, grad_rows.t(), normalise(raw, norm, ctx->saved_data["eps"].toDouble()).first);
+    }
+    if (ctx->needs_input_grad(0) || ctx->needs_input_grad(1)) {
+      const Tensor grad_x = metered("activation gradient", at::empty(rows_of(raw).sizes(), raw.options()));
+      gemm(grad_rows, w, grad_x);
+      grad_raw = metered("activation gradient", at::empty(raw.sizes(), raw.options()));
+      grad_norm = rms_rows_backward(rows_of(raw), norm, inverse_rms, grad_x, rows_of(grad_raw));
+    }
+    return {grad_raw, grad_norm, grad_w, {}};
+  }
+
+ private:
+  // Rows of raw, normalised, and their 1/rms.
+  static std::pair<Tensor, Tensor> normalise(const Tensor& raw, const Tensor& norm, double eps) {
+    const Tensor x = metered("normalised", at::empty(rows_of(raw).sizes(), raw.options()));
+    return {x, rms_rows(rows_of(raw), norm, eps, x)};
+  }
+};
+
 // Rotates the rope columns of every head of q [B, S, H (N+R)] where they lie: q is a fresh product that nobody else
 // holds.
 class RotateQuery : public Function<RotateQuery> {
@@ -148,6 +187,17 @@ Tensor rows_of_heads(const Tensor& w, Range heads, int64_t rows) {
   return heads.size() * rows == w.size(0) ? w : w.narrow(0, heads.begin * rows, heads.size() * rows);
 }
 
+Tensor raw_query_latent(const MlaWeights& w, const Tensor& x_BSD) {
+  return metered("query latent", parlat::linear(x_BSD, w.w_dq));
+}
+
+// q [B, S, h (N+R)], rotated in place, by heads.
+Tensor rotated_heads(const MlaWeights& w, const Tensor& q, const RopeTable& rope) {
+  const int64_t d_qk = w.dims().d_qk(), n_heads = q.size(2) / d_qk;
+  return metered("query", RotateQuery::apply(q, n_heads, rope.cos_BSr, rope.sin_BSr, rope.interleaved))
+      .view({q.size(0), q.size(1), n_heads, d_qk});
+}
+
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -157,22 +207,20 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 
 Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {
   check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
-  return up_project_query(w, {0, w.dims().n_heads}, w.dims().d_q_latent ? project_query_latent(w, x_BSD) : x_BSD, rope);
+  if (!w.dims().d_q_latent) return up_project_query(w, {0, w.dims().n_heads}, x_BSD, rope);
+  return rotated_heads(w, NormedLinear::apply(raw_query_latent(w, x_BSD), w.q_norm, w.w_uq, w.spec.inner_norm_eps),
+                       rope);
 }
 
 Tensor project_query_latent(const MlaWeights& w, const Tensor& x_BSD) {
   check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
-  const Tensor c_q_raw_BSQ = metered("query latent", parlat::linear(x_BSD, w.w_dq));
-  return metered("query latent", rms_norm(c_q_raw_BSQ, w.q_norm, w.spec.inner_norm_eps));
+  return metered("query latent", rms_norm(raw_query_latent(w, x_BSD), w.q_norm, w.spec.inner_norm_eps));
 }
 
 Tensor up_project_query(const MlaWeights& w, Range heads, const Tensor& c_q_BSQ, const RopeTable& rope) {
   const MlaDims& d = w.dims();
   check_shape(w.w_uq, {d.n_heads * d.d_qk(), c_q_BSQ.size(2)}, "w_uq");
-  const Tensor w_uq_h = rows_of_heads(w.w_uq, heads, d.d_qk());
-  const Tensor q =
-      RotateQuery::apply(parlat::linear(c_q_BSQ, w_uq_h), heads.size(), rope.cos_BSr, rope.sin_BSr, rope.interleaved);
-  return metered("query", q).view({c_q_BSQ.size(0), c_q_BSQ.size(1), heads.size(), d.d_qk()});
+  return rotated_heads(w, parlat::linear(c_q_BSQ, rows_of_heads(w.w_uq, heads, d.d_qk())), rope);
 }
 
 Tensor project_latent(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {

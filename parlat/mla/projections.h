@@ -15,7 +15,7 @@ namespace parlat {
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps);
 
 // x [B, S, D] -> q [B, S, H, N+R]: nope columns, then rotated rope columns. All heads.
-//   saved  x; with a query latent also c_q_raw and c_q [B, S, Q] and 1/rms [B, S] fp32
+//   saved  x; with a query latent also c_q_raw [B, S, Q] and 1/rms [B, S] fp32
 Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope);
 
 // The two halves of project_query: x [B, S, D] -> c_q [B, S, Q], normalised, which only a model with a query latent

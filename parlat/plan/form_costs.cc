@@ -74,7 +74,7 @@ void save(const AttentionShape& shape, const Split& split, int64_t queries, int6
   const bool eager = shape.attention.kernel == AttentionKernel::kEager;
   const int64_t scores = eager ? heads * queries * (split.all_tokens / shape.batch) : 0,
                 lse = eager ? 0 : queries * heads;
-  const int64_t around = split.local * (2 * d.d_q_latent.value_or(0) + d.d_cache() + split.all_heads * d.d_v);
+  const int64_t around = split.local * (d.d_q_latent.value_or(0) + d.d_cache() + split.all_heads * d.d_v);
   const int64_t inverse_rms = split.local * (d.d_q_latent ? 2 : 1);
   costs.saved_bytes = (scores + around + elements) * shape.element_bytes +
                       (inverse_rms + lse) * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
@@ -136,10 +136,11 @@ FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
       save(shape, split, split.all_tokens, split.heads, latent_elements(shape, split), costs);
       return costs;
     case TrainForm::kLagaQ: {
-      const int64_t d_q_latent = d.d_q_latent.value(), others = split.all_tokens - split.local;
+      const int64_t d_q_latent = d.d_q_latent.value();
       exchange_heads(split, 0, d.d_v, shape.element_bytes, costs);
       gather(shape, split, d.d_cache() + d_q_latent, costs);
-      save(shape, split, split.all_tokens, split.heads, others * d_q_latent + latent_elements(shape, split), costs);
+      save(shape, split, split.all_tokens, split.heads, split.all_tokens * d_q_latent + latent_elements(shape, split),
+           costs);
       costs.saved_bytes += split.all_tokens * d.d_rope * kFp32Bytes;
       return costs;
     }

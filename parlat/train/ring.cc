@@ -77,12 +77,6 @@ struct Passing final : torch::CustomClassHolder {
   Tensor gather(const Tensor& shard_BSd, int hop) const {
     return gather_sequence_async(shard_BSd, shares[hop], *ranks->group, "group latent").wait();
   }
-  Tensor to_heads(const Tensor& x_local_BSHd, const char* what) const {
-    return scatter_heads_gather_sequence(x_local_BSHd, heads, shares[0], *ranks->group, what);
-  }
-  Tensor to_tokens(const Tensor& x_BSHd, const char* what) const {
-    return scatter_sequence_gather_heads(x_BSHd, heads, shares[0], *ranks->group, what);
-  }
 
   const std::shared_ptr<RankRing> ranks;
   const double scale;
@@ -137,15 +131,11 @@ class TravellingGradient {
   Handle exchange_;
 };
 
-// x in dtype; its memory in another is free afterwards.
-Tensor rounded(Tensor& x, at::ScalarType dtype) { return std::exchange(x, Tensor()).to(dtype); }
-
 class RingFunction : public torch::autograd::Function<RingFunction> {
  public:
-  // w_ukv: the rows of this rank's heads.
-  static Tensor forward(AutogradContext* ctx, const Tensor& q_local, const Tensor& latent, const Tensor& w_ukv,
+  // q: the group's queries of this rank's heads; w_ukv: the rows of these.
+  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& latent, const Tensor& w_ukv,
                         const c10::intrusive_ptr<Passing>& passing) {
-    const Tensor q = passing->to_heads(q_local, "group query");
     const int64_t n_heads = q.size(2), d_v = w_ukv.size(0) / n_heads - passing->d_nope;
     const Tensor sum = metered("out", at::empty({q.size(0), q.size(1), n_heads, d_v}, compute_options(q)));
     const Tensor lse = metered("lse", at::empty({q.size(0), q.size(1), n_heads}, compute_options(q)));
@@ -158,17 +148,16 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
     save_apart(ctx, "q", q);
     save_apart(ctx, "out", out);
     ctx->saved_data["passing"] = c10::IValue::make_capsule(passing);
-    return passing->to_tokens(out, "group out");
+    return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
     const auto saved = ctx->get_saved_variables();
-    const Tensor &latent = saved[0], &w_ukv = saved[1];
+    const Tensor &latent = saved[0], &w_ukv = saved[1], &grad_out = grad[0];
     Tensor q = take(ctx, "q");
     const auto passing = c10::static_intrusive_pointer_cast<Passing>(ctx->saved_data["passing"].toCapsule());
-    const Tensor grad_out = passing->to_heads(grad[0], "group out gradient");
     const Tensor along = out_along_gradient(take(ctx, "out"), grad_out);
-    Tensor grad_q = wide_zeros("query gradient", q);
+    QueryGradient grad_q = QueryGradient::zeros(q, passing->hops());
     WeightGradient grad_w(w_ukv, compute_dtype(w_ukv.scalar_type()));
     TravellingGradient travelling(*passing);
     for_each_hop(*passing, latent, "ring latent again", [&](int hop, const Tensor& here) {
@@ -180,8 +169,7 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
                      sum_to_shard(grad_here, passing->shares[hop], *passing->ranks->group, "group latent gradient"));
     });
     q.reset();
-    const Tensor grad_q_heads = metered("query gradient", rounded(grad_q, latent.scalar_type()));
-    return {passing->to_tokens(grad_q_heads, "group query gradient"),
+    return {std::move(grad_q).finish(latent.scalar_type()),
             travelling.of_own_latents().to(latent.scalar_type()),
             grad_w.finish(),
             {}};
@@ -196,9 +184,14 @@ RingAttention::RingAttention(Communicator& comm, int64_t n_groups)
 Tensor RingAttention::forward(const MlaWeights& w, const Tensor& x_BSD, const TokenShard& tokens) const {
   check_shape(x_BSD, {tokens.batch(), tokens.local_count(), w.dims().d_model}, "x");
   const auto passing = c10::make_intrusive<Passing>(ranks_, w.spec, tokens);
-  const Tensor w_ukv = up_projection(w, passing->heads.range(ranks_->group->rank()));
-  const Tensor latent_BSd = project_latent(w, x_BSD, tokens.rope), q_BSHd = project_query(w, x_BSD, tokens.rope);
-  return project_output(w, RingFunction::apply(q_BSHd, latent_BSd, w_ukv, passing));
+  Communicator& group = *ranks_->group;
+  const Tensor latent_BSd = project_latent(w, x_BSD, tokens.rope);
+  const Tensor q_BSHd = scatter_heads_gather_sequence(project_query(w, x_BSD, tokens.rope), passing->heads,
+                                                      passing->shares[0], group, "group query");
+  const Tensor w_ukv = up_projection(w, passing->heads.range(group.rank()));
+  const Tensor out_BSHV = RingFunction::apply(q_BSHd, latent_BSd, w_ukv, passing);
+  return project_output(
+      w, scatter_sequence_gather_heads(out_BSHV, passing->heads, passing->shares[0], group, "group out"));
 }
 
 }  // namespace parlat

@@ -99,7 +99,7 @@ TEST_P(Projections, KeepWhatTheyName) {
   };
   EXPECT_EQ(bytes_of([&] { return rms_norm(l.x_BSD, at::ones({40}, dtype()), kEps); }),
             tokens * (40 * element + wide) + 40 * element);
-  EXPECT_EQ(bytes_of([&] { return project_query(l.w, l.x_BSD, rope); }), tokens * ((2 * 24 + 5 * 24) * element + wide));
+  EXPECT_EQ(bytes_of([&] { return project_query(l.w, l.x_BSD, rope); }), tokens * ((24 + 5 * 24) * element + wide));
   EXPECT_EQ(bytes_of([&] { return project_latent(l.w, l.x_BSD, rope); }), tokens * (2 * 28 * element + wide));
   const Tensor latent = project_latent(l.w, l.x_BSD, rope);
   EXPECT_EQ(bytes_of([&] { return up_project(l.w.w_ukv, latent, l.spec.dims); }), tokens * 5 * (24 + 12) * element);
