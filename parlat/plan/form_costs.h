@@ -31,12 +31,12 @@ nlohmann::json to_json(const SentBytes& sent);
 // saved_bytes: every tensor that the forward pass of one layer leaves alive for its backward pass, beside the input x,
 // the weights, the rope tables and the output. In all forms, with t local tokens, T tokens of the batch and h local
 // heads:
-//   query latent (if any) before and after its norm 2 t Q, latent before its norm t (L+R), 1/rms of each norm t (fp32;
+//   query latent (if any) before its norm t Q, latent before its norm t (L+R), 1/rms of each norm t (fp32;
 //   fp64 in fp64), out t H V
 // and besides: explicit  latent t (L+R), q and k 2 T h (N+R), v T h V
 //              laga      latent T (L+R), q and k 2 T h (N+R), v T h V
 //              absorbed  latent T (L+R), q T h (N+R), q_absorbed T h (L+R), out_latent T h L
-//              laga-q    what laga saves, c_q after its norm being that of all tokens, T Q, and their rope table, T R
+//              laga-q    what laga saves, c_q after its norm of all tokens, T Q, and their rope table, T R
 //                        in fp32
 //              ring      latent t (L+R), q t H (N+R)
 //              hybrid    latent t (L+R), q T h (N+R), T and h being those of the group (ring: a group of one rank)

@@ -7,6 +7,7 @@
 #include "parlat/base/range.h"
 #include "parlat/base/units.h"
 #include "parlat/plan/form_time.h"
+#include "parlat/plan/peak.h"
 
 namespace parlat {
 
@@ -77,46 +78,8 @@ std::string why_impossible(const FormPlan& plan, const TrainPlanOptions& options
   return "";
 }
 
-// What is on top of saved tensors when the gradient of w_o's input has been made: itself. Gradients of weights are
-// added where they are kept.
-int64_t output_gradient_bytes(const MlaDims& d, int64_t local, int64_t element_bytes) {
-  return local * d.n_heads * d.d_v * element_bytes;
-}
-
-// The same when attention's backward pass ends: gradients of what it takes and of what it returns; its own output, and
-// out, saved for w_o, are no more.
-int64_t attention_gradient_bytes(const FormPlan& plan, const TrainPlanOptions& options, int64_t local,
-                                 int64_t element_bytes) {
-  const MlaDims& d = options.dims;
-  const RankGroups groups = rank_groups(plan, options);
-  const int64_t tokens = std::min(local * groups.members, options.batch * options.sequence);
-  const int64_t heads = even_share(d.n_heads, groups.members, 0).size();
-  const int64_t query = tokens * heads * d.d_qk(), out = local * d.n_heads * d.d_v;
-  if (passes_latents(plan.form)) {
-    // Latents at hand and the next, their gradients: found, received, sent on and of this rank's own.
-    constexpr int64_t kFp32Bytes = 4;
-    const int64_t wide_bytes = std::max(element_bytes, kFp32Bytes);
-    return (query - (groups.members > 1 ? out : 0)) * element_bytes +
-           (tokens * (wide_bytes + element_bytes) + local * (3 * wide_bytes + element_bytes)) * d.d_cache();
-  }
-  if (plan.form == TrainForm::kAbsorbed) {
-    return (tokens * (heads + 1) * d.d_cache() - out) * element_bytes;
-  }
-  // Both outputs are the same tensor on one rank; the eager kernel saves none.
-  const bool both = options.ranks > 1 && plan.attention.kernel == AttentionKernel::kFused;
-  int64_t taken = heads * (d.d_qk() + d.d_v);  // of a token, besides the query
-  if (plan.form != TrainForm::kExplicit && plan.attention.rebuilds_keys()) taken = 2 * d.d_cache();
-  return (query + tokens * taken - (both ? out : 0)) * element_bytes;
-}
-
 void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
-  const int64_t element_bytes = dtype_bytes(options.dtype);
-  const int64_t local = options.batch * even_share(options.sequence, options.ranks, 0).size();
-  plan.peak_bytes = plan.costs.saved_bytes;
-  if (options.backward) {
-    plan.peak_bytes += std::max(output_gradient_bytes(options.dims, local, element_bytes),
-                                attention_gradient_bytes(plan, options, local, element_bytes));
-  }
+  plan.peak_bytes = peak_bytes(options, plan);
   plan.memory_bytes = static_cast<double>(options.layers - 1) * static_cast<double>(plan.costs.saved_bytes) +
                       static_cast<double>(plan.peak_bytes);
 }

@@ -36,11 +36,8 @@ struct FormPlan {
   std::string label;        // the form's name, and hybrid's groups x ranks of a group
   std::string misfit = {};  // why it cannot run or does not fit; empty where it does
   FormCosts costs = {};
-  int64_t between_bytes = 0;  // of those sent, what crosses to other nodes
-  // costs.saved_bytes and, on top of it, the gradients that exist at the worse of two moments: when that of w_o's input
-  // has been made, and when attention's backward pass ends. Without what kernels need for a block at a time; gradients
-  // of weights are added where they are kept.
-  int64_t peak_bytes = 0;
+  int64_t between_bytes = 0;                     // of those sent, what crosses to other nodes
+  int64_t peak_bytes = 0;                        // plan/peak.h
   double memory_bytes = 0;                       // peak of one layer above the saved tensors of all
   double forward_flops = 0, backward_flops = 0;  // of a layer: products and visible pairs, multiply-adds as two
   double compute_s = 0;

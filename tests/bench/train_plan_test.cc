@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "parlat/bench/attention_bench.h"
 #include "tests/run_ranks.h"
@@ -11,40 +12,91 @@
 namespace parlat {
 namespace {
 
-void expect_peaks(const MlaSpec& spec, int64_t sequence, int ranks) {
+struct Case {
+  MlaSpec spec;
+  int64_t sequence;
+  int ranks;
+  AttentionKernel kernel = AttentionKernel::kFused;
+  at::ScalarType dtype = at::kBFloat16;
+};
+
+// Moments that are not planned, of exchanges and projections, may need more: up to 5 %, of 512 tokens 8 %.
+void expect_peaks(const Case& at) {
+  ::setenv("PARLAT_BF16_GEMM", "widen", /*overwrite=*/1);  // what plans assume
   AttentionBenchOptions bench;
-  bench.spec = spec;
-  bench.sequences = {sequence};
-  bench.forms = possible_train_forms(spec.dims.d_q_latent.has_value());
-  if (ranks == 2) std::erase(bench.forms, TrainForm::kHybrid);  // no groups of several ranks
-  bench.dtype = at::kBFloat16;
+  bench.spec = at.spec;
+  bench.sequences = {at.sequence};
+  bench.attention.kernel = at.kernel;
+  bench.forms = possible_train_forms(at.spec.dims.d_q_latent.has_value());
+  std::erase_if(bench.forms, [&](TrainForm form) {
+    const bool no_groups = form == TrainForm::kHybrid && at.ranks == 2;  // of several ranks
+    return no_groups || (passes_latents(form) && at.kernel == AttentionKernel::kEager);
+  });
+  bench.dtype = at.dtype;
   bench.dry_run = true;
-  const auto rows = bench_attention(bench, [&](const auto& body) { run_ranks(ranks, body); });
-  const TrainPlan plan =
-      plan_train(load_machine("h800x8-roce"), {.dims = spec.dims, .ranks = ranks, .sequence = sequence});
+  const auto rows = bench_attention(bench, [&](const auto& body) { run_ranks(at.ranks, body); });
+  ::unsetenv("PARLAT_BF16_GEMM");
+  TrainPlanOptions options{.dims = at.spec.dims, .ranks = at.ranks, .sequence = at.sequence};
+  options.attention.kernel = at.kernel;
+  Machine machine = load_machine("h800x8-roce");
+  options.dtype = name(at.dtype);
+  machine.gemm[options.dtype] = machine.gemm_in("bf16");
+  machine.attention[options.dtype] = machine.attention_in("bf16");
+  const TrainPlan plan = plan_train(machine, options);
   for (const AttentionBenchRow& row : rows) {
     const auto same = std::find_if(plan.forms.begin(), plan.forms.end(), [&](const FormPlan& form) {
       return form.form == row.form && form.costs.forward.total() == row.sent_forward.total();
     });
-    SCOPED_TRACE(fmt::format("{}, {} tokens, {} ranks", name(row.form), sequence, ranks));
+    SCOPED_TRACE(fmt::format("{}, {} heads, {} tokens, {} ranks, {}, {}", name(row.form), at.spec.dims.n_heads,
+                             at.sequence, at.ranks, name(at.kernel), options.dtype));
     ASSERT_NE(same, plan.forms.end());
     const double ratio = static_cast<double>(same->peak_bytes) / static_cast<double>(row.peak_activation_bytes);
-    EXPECT_LT(ratio, 1.02);
-    EXPECT_GT(ratio, 0.65);
+    EXPECT_LT(ratio, 1.001);
+    EXPECT_GT(ratio, at.sequence > 512 ? 0.95 : 0.92);
   }
 }
 
-TEST(TrainPlanPeak, IsALittleLessThanThatOfTheDryRun) {
+MlaSpec v3_with(int64_t heads) {
+  MlaSpec spec = load_model_config("v3").mla;
+  spec.dims.n_heads = heads;
+  return spec;
+}
+
+TEST(TrainPlanPeak, IsThatOfTheDryRun) {
   for (const int ranks : {2, 8}) {
-    for (const int64_t sequence : {8192, 65536}) expect_peaks(load_model_config("v3").mla, sequence, ranks);
+    for (const int64_t sequence : {8192, 65536}) expect_peaks({v3_with(128), sequence, ranks});
   }
 }
 
-TEST(TrainPlanPeak, HoldsWithoutAQueryLatent) {
+// A rank of 8 has 1 to 4 heads; then what kernels need for one of them is no small part.
+TEST(TrainPlanPeak, IsThatOfTheDryRunWithFewHeads) {
+  for (const int ranks : {2, 8}) {
+    for (const int64_t heads : {8, 32}) {
+      for (const int64_t sequence : {512, 2048, 65536}) expect_peaks({v3_with(heads), sequence, ranks});
+    }
+  }
+}
+
+TEST(TrainPlanPeak, IsThatOfTheDryRunWithoutAQueryLatent) {
   MlaSpec spec = load_model_config("v3").mla;
   spec.dims.d_q_latent = {};
   for (const int ranks : {2, 8}) {
-    for (const int64_t sequence : {512, 8192, 65536}) expect_peaks(spec, sequence, ranks);
+    for (const int64_t sequence : {512, 8192, 65536}) expect_peaks({spec, sequence, ranks});
+  }
+}
+
+TEST(TrainPlanPeak, IsThatOfTheDryRunWithTheEagerKernel) {
+  for (const int64_t heads : {16, 128}) {
+    for (const int64_t sequence : {2048, 8192}) {
+      expect_peaks({v3_with(heads), sequence, 8, AttentionKernel::kEager});
+    }
+  }
+}
+
+TEST(TrainPlanPeak, IsThatOfTheDryRunInFp32) {
+  for (const int64_t heads : {16, 128}) {
+    expect_peaks({v3_with(heads), 8192, 8, AttentionKernel::kFused, at::kFloat});
+    expect_peaks({v3_with(heads), 2048, 8, AttentionKernel::kEager, at::kFloat});
   }
 }
 

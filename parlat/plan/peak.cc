@@ -1,0 +1,116 @@
+#include "parlat/plan/peak.h"
+
+#include <algorithm>
+
+#include "parlat/base/range.h"
+#include "parlat/plan/form_time.h"
+
+namespace parlat {
+
+namespace {
+
+constexpr int64_t kFp32Bytes = 4;
+// Of the kernels, which hold these in headers that need torch: kFusedQueries, kFusedKeys, kEagerBlockRows, and kPanel
+// of products.
+constexpr int64_t kQueries = 128, kKeys = 512, kEagerRows = 256, kPanel = 1024;
+
+// Letters as in docs/mathematics.md: t, tokens of this rank; T and h, tokens and heads in its group.
+struct Moments {
+  Moments(const TrainPlanOptions& options, const FormPlan& plan)
+      : d(options.dims),
+        form(plan.form),
+        groups(rank_groups(plan, options)),
+        t(options.batch * even_share(options.sequence, options.ranks, 0).size()),
+        T(std::min(t * groups.members, options.batch * options.sequence)),
+        h(even_share(d.n_heads, groups.members, 0).size()),
+        queries(T / options.batch),
+        element(dtype_bytes(options.dtype)),
+        wide(std::max(element, kFp32Bytes)),
+        widens(element < wide),
+        fused(plan.attention.kernel == AttentionKernel::kFused),
+        rebuilds_keys(passes_latents(form) ||
+                      ((form == TrainForm::kLaga || form == TrainForm::kLagaQ) && plan.attention.rebuilds_keys())) {}
+
+  const MlaDims& d;
+  const TrainForm form;
+  const RankGroups groups;
+  const int64_t t, T, h, queries;  // queries: of one sequence
+  const int64_t element, wide;     // bytes; wide: of the arithmetic
+  const bool widens, fused, rebuilds_keys;
+
+  int64_t out() const { return t * d.n_heads * d.d_v * element; }
+  bool absorbed() const { return form == TrainForm::kAbsorbed; }
+  int64_t width_qk() const { return absorbed() ? d.d_cache() : d.d_qk(); }
+  int64_t width_v() const { return absorbed() ? d.d_latent : d.d_v; }
+
+  // w_o: the layer's output, or the gradient of its input, and the panels of that product.
+  int64_t at_output() const {
+    const int64_t heads_out = d.n_heads * d.d_v;
+    const auto panel = [](int64_t m, int64_t n) { return std::min(m, kPanel) * std::min(n, kPanel); };
+    const int64_t panels = panel(t, d.d_model) + panel(d.d_model, heads_out) + panel(t, heads_out);
+    return t * std::max(heads_out, d.d_model) * element + (widens ? panels * wide : 0);
+  }
+
+  // Attention's forward pass ends, where latents pass: its output in the dtype of the sums and in its own, of which
+  // what is saved has one.
+  int64_t at_sums() const { return passes_latents(form) ? T * h * d.d_v * wide - (groups.members > 1 ? out() : 0) : 0; }
+
+  // What one thread of the kernel's backward pass needs: in blocks of the arithmetic's dtype operands, gradients of
+  // keys and values, and scores and their gradients; then the gradient of one head's queries.
+  int64_t scratch() const {
+    const int64_t d_qk = width_qk(), both = d_qk + width_v();
+    if (!fused) {
+      return (2 * queries * both + std::min(kEagerRows, queries) * (both + d_qk + 2 * queries)) * wide;
+    }
+    const int64_t w = (d.d_nope + d.d_v) * d.d_latent;
+    const int64_t rebuilding = rebuilds_keys ? kKeys * d.d_latent + (widens ? 2 : 1) * w : 0;
+    return ((2 * kKeys + kQueries) * both + 2 * kQueries * kKeys + rebuilding + (widens ? queries * d_qk : 0)) * wide;
+  }
+
+  // On top of what is saved while attention's backward pass runs, without its scratch. The output, and out, saved for
+  // w_o, are no more: the gradient of one of them is there instead.
+  int64_t gradients() const {
+    const int64_t query = T * h * width_qk() * element, along = fused ? T * h * wide : 0;
+    const bool kept_twice = fused && groups.members > 1;
+    if (absorbed()) {
+      const int64_t keys_and_values = T * (d.d_cache() + d.d_latent);
+      return query + keys_and_values * (fused ? wide : element) + along - out();
+    }
+    const int64_t gone = kept_twice ? out() : 0;
+    if (passes_latents(form)) return query + (widens ? T * h * kFp32Bytes : 0) + along + passing() - gone;
+    if (rebuilds_keys) return query + T * d.d_cache() * wide + along - gone;
+    return query + T * h * (d.d_qk() + d.d_v) * element + along - gone;
+  }
+
+  // Of the latents at hand, gathered, the gradient; shards on their way: latents at hand and the next, gradients of
+  // this rank's own, received, and sent on before.
+  int64_t passing() const {
+    const int64_t n = groups.groups;
+    const int64_t gathered = groups.members > 1 ? element : 0;
+    const int64_t shards = n < 2 ? 0 : (n > 2 ? 3 : 1) * wide + (n > 3 ? 2 : 1) * element;
+    return (T * (wide + gathered) + t * shards) * d.d_cache();
+  }
+
+  // Sums over heads exist a second time, rounded, when scratch is gone.
+  int64_t rounded() const {
+    if (!fused || !widens || passes_latents(form)) return 0;
+    if (absorbed()) return T * (d.d_cache() + d.d_latent) * element;
+    return rebuilds_keys ? T * d.d_cache() * element : 0;
+  }
+
+  int64_t at_attention() const { return gradients() + std::max(scratch(), rounded()); }
+
+  // The gradients of the layer's input from queries and from latents, and their sum, when all else is gone.
+  int64_t at_input() const { return 3 * t * d.d_model * element; }
+};
+
+}  // namespace
+
+int64_t peak_bytes(const TrainPlanOptions& options, const FormPlan& plan) {
+  if (!options.backward) return plan.costs.saved_bytes;
+  const Moments moments(options, plan);
+  return std::max(plan.costs.saved_bytes + std::max({moments.at_output(), moments.at_sums(), moments.at_attention()}),
+                  moments.at_input());
+}
+
+}  // namespace parlat
