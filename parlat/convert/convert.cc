@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "parlat/base/error.h"
+#include "parlat/config/layout.h"
 #include "parlat/config/names.h"
 #include "parlat/convert/layer_walk.h"
 #include "parlat/convert/rotation.h"
@@ -87,7 +88,7 @@ class RotatedCopy {
 
 void check(const ConvertOptions& options, const ModelConfig& config) {
   for (const int64_t groups : options.groups) {
-    if (groups < 2 || groups > config.mla.dims.d_latent) {
+    if (groups < 2 || !can_place({DecodeLayout::kTpla, groups}, config.mla.dims, static_cast<int>(groups))) {
       throw ConfigError("groups: expected 2 to the latent's {} columns, got {}", config.mla.dims.d_latent, groups);
     }
     if (const auto times = std::count(options.groups.begin(), options.groups.end(), groups); times > 1) {
@@ -124,9 +125,10 @@ void copy_files(const ConvertOptions& options, bool weights) {
     if (!std::filesystem::exists(from, ignored)) continue;
     std::error_code error;
     std::filesystem::remove(to, ignored);
-    // Weights take no room twice where links are possible; small files are copies that may be edited.
+    // Weights take no room twice where links are possible; small files are copies that may be edited. A cache of
+    // Hugging Face holds symbolic links, whose own hard link would point nowhere from here.
     const bool link = to.extension() == ".safetensors";
-    if (link) std::filesystem::create_hard_link(from, to, error);
+    if (link) std::filesystem::create_hard_link(std::filesystem::canonical(from), to, error);
     if (!link || error) std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing, error);
     if (error) throw DataError("{}: cannot be copied to {}: {}", from.string(), to.string(), error.message());
   }

@@ -119,6 +119,7 @@ SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group) {
 std::string latent_fingerprint(const std::filesystem::path& directory) {
   std::vector<std::string> problems;
   const ShardSet shards(directory, problems);
+  if (!problems.empty()) throw DataError("{}: {}", directory.string(), printable(problems.front()));
   const auto name = [](int64_t layer) {
     return fmt::format("model.layers.{}.self_attn.kv_a_proj_with_mqa.weight", layer);
   };

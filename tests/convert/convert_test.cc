@@ -104,6 +104,27 @@ TEST_F(Conversion, BalancedLeavesTheModelAndLowersTheError) {
   }
 }
 
+// As huggingface_hub keeps models: the files of a snapshot are symbolic links to blobs, relative to the snapshot.
+TEST_F(Conversion, ASnapshotOfACacheBecomesAFolderOfItsOwn) {
+  for (const int64_t max_shard_bytes : {1'000'000, 20'000}) {
+    const TemporaryFolder cache, out;
+    const std::filesystem::path snapshot = cache / "snapshots" / "7f3a", blobs = cache / "blobs";
+    std::filesystem::create_directories(snapshot);
+    save_weights(blobs, saved_.config, saved_.table, max_shard_bytes);
+    for (const auto& file : std::filesystem::directory_iterator(blobs)) {
+      std::filesystem::create_symlink(".." / (".." / file.path().lexically_relative(cache.path())),
+                                      snapshot / file.path().filename());
+    }
+    ConvertOptions o = options(Transform::kBalanced, out / "sliced");
+    o.model = snapshot;
+    o.groups = {2};
+    o.balanced.steps = 0;
+    convert(o, saved_.config, [](int64_t) {});
+    EXPECT_NO_THROW(check_weights(o.out, saved_.config));
+    EXPECT_EQ(load_slices(o.out / slice_file_name(2), saved_.config).model, latent_fingerprint(snapshot));
+  }
+}
+
 TEST_F(Conversion, PrincipalBlocksGiveBackTheLatentAndTheStartIsNoWorse) {
   walk_layers(
       saved_.folder.path(), saved_.config, random_windows(6, 40),

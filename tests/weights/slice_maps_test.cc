@@ -93,5 +93,17 @@ TEST(LatentFingerprint, TellsModelsApartByAnyLayer) {
   EXPECT_NE(fingerprint(1), fingerprint(-1));
 }
 
+TEST(LatentFingerprint, RefusesAModelWhoseShardsCannotBeRead) {
+  const ModelConfig config = small_model();
+  const TemporaryFolder folder;
+  ModelWeights weights;
+  const std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
+  initialize(table, config, /*seed=*/5, at::kFloat);
+  save_weights(folder.path(), config, table, /*max_shard_bytes=*/8'000);
+  const std::string latent = "model.layers.1.self_attn.kv_a_proj_with_mqa.weight";
+  std::filesystem::remove(folder / read_json(folder / "model.safetensors.index.json").at("weight_map").at(latent));
+  EXPECT_THROW(latent_fingerprint(folder.path()), DataError);
+}
+
 }  // namespace
 }  // namespace parlat
