@@ -81,8 +81,7 @@ std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config,
   std::optional<LayoutSpec> reference_spec;
   if (flags.reference != "none") reference_spec = spec_of(flags.reference);
   // All of them can be, before the first is loaded.
-  for (const std::string& layout : flags.layouts)
-    place(spec_of(layout), config.mla.dims.n_heads, comm.size(), comm.rank());
+  for (const std::string& layout : flags.layouts) place(spec_of(layout), config.mla.dims, comm.size(), comm.rank());
   std::vector<Row> rows;
   std::vector<std::unique_ptr<Decoder>> decoders;
   std::vector<Decoder*> evaluated;

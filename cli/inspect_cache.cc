@@ -26,7 +26,7 @@ PredictedCache predict_cache(const ModelConfig& config) {
       std::vector<std::string> line = {std::string(name(layout)), fmt::format("{}", groups)};
       for (const int ranks : kRankCounts) {
         line.emplace_back("-");
-        if (groups > d.d_latent || !can_place({layout, groups}, d.n_heads, ranks)) continue;
+        if (!can_place({layout, groups}, d, ranks)) continue;
         const double elements = cache_elements_per_token(d, {layout, groups}, ranks);
         const double bytes = elements * static_cast<double>(config.n_layers * kBytesPerElement);
         line.back() = fmt::format("{:.6g}: {}", elements, format_bytes(bytes));

@@ -16,8 +16,8 @@ constexpr int64_t kLayers = 2;
 std::vector<LayoutSpec> specs_of(DecodeLayout layout, int ranks, const MlaDims& dims) {
   if (!is_sliced(layout)) return {{layout, 1}};
   std::vector<LayoutSpec> specs;
-  for (int64_t groups = 2; groups <= std::min<int64_t>(ranks, dims.d_latent); ++groups) {
-    if (can_place({layout, groups}, dims.n_heads, ranks)) specs.push_back({layout, groups});
+  for (int64_t groups = 2; groups <= ranks; ++groups) {
+    if (can_place({layout, groups}, dims, ranks)) specs.push_back({layout, groups});
   }
   return specs;
 }

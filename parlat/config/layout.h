@@ -13,7 +13,8 @@ struct MlaDims;
 // How the latent cache lies over ranks while decoding (docs/mathematics.md sections 6 and 8). One line here and in
 // layout.cc, and what each rank holds in place(), make a new layout.
 //   mla        every rank the whole latent, its own heads
-//   gla        every rank one slice of the latent, its own heads: they see that slice only
+//   gla        every rank one slice of the latent, its own heads: they see that slice only (slices are dealt the heads,
+//              ranks that share one split its heads)
 //   tpla       every rank one slice of the latent, all heads (ranks that share a slice split them)
 //   dcp        every rank the whole latent of every P-th token, all heads
 //   tpla-dcp   ranks in groups: one slice a group, its tokens split over the group's ranks
@@ -42,17 +43,21 @@ struct Placement {
   // Whether a token lies on this rank, and as which of those that do.
   bool holds(int64_t position) const { return !tokens_split || position % members == member; }
   int64_t local_index(int64_t position) const { return tokens_split ? position / members : position; }
-  // Tokens of [0, length) that lie on this rank.
+  // Tokens of [0, length) that lie on this rank, and on the member that has most of them.
   int64_t local_count(int64_t length) const {
     return tokens_split ? (length - member + members - 1) / members : length;
   }
+  int64_t most_count(int64_t length) const { return (length + token_sharers() - 1) / token_sharers(); }
+  // Ranks that a sequence's tokens of one slice are dealt out to.
+  int64_t token_sharers() const { return tokens_split ? members : 1; }
 };
 
-// Whether so many ranks can be placed (for a layout and groups that fit each other).
-bool can_place(const LayoutSpec& spec, int64_t n_heads, int ranks);
+// Whether place has nothing against it.
+bool can_place(const LayoutSpec& spec, const MlaDims& dims, int ranks);
 
-// Throws ConfigError, saying why, where the layout cannot be: groups must divide the ranks, every rank needs a head.
-Placement place(const LayoutSpec& spec, int64_t n_heads, int ranks, int rank);
+// Throws ConfigError, saying why, where the layout cannot be: groups must divide the ranks and be no more than columns
+// of the latent, every rank needs a head.
+Placement place(const LayoutSpec& spec, const MlaDims& dims, int ranks, int rank);
 
 // Elements of the cache that a token takes on the rank with the widest slice, a layer: (L/G + R) / members that split
 // tokens. For slices of equal width, as even as L and G allow. Throws what place throws.

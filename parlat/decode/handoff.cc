@@ -75,7 +75,7 @@ void hand_over(const HandoffPlan& plan, const std::vector<Tensor>& latents, cons
   for (int d = 0; d < plan.decode_ranks(); ++d) {
     if (plan.source_of(d) == world.rank()) send[plan.prefill_ranks + d] = kept(plan, d, latents);
   }
-  exchange(plan, send, nothing(world.size()), logits_V.contiguous(), world);
+  decoder.release(state.slot);
 }
 
 Tensor take_over(const HandoffPlan& plan, Decoder& decoder, int64_t slot, int64_t tokens, Communicator& world) {

@@ -123,7 +123,7 @@ ModelShard load_model_shard(const ModelSource& source, const ModelConfig& config
                             int rank, at::ScalarType dtype) {
   ModelShard shard{.config = config,
                    .origin = source.directory.empty() ? config.name : source.directory.string(),
-                   .placement = place(layout, config.mla.dims.n_heads, ranks, rank),
+                   .placement = place(layout, config.mla.dims, ranks, rank),
                    .vocabulary = {},
                    .embedding = {},
                    .final_norm = {},

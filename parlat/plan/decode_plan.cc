@@ -25,7 +25,7 @@ struct LayerWork {
 };
 
 LayerWork latent_work(const MlaDims& d, const LayoutSpec& layout, int ranks, bool split_projections) {
-  const Placement p = place(layout, d.n_heads, ranks, 0);
+  const Placement p = place(layout, d, ranks, 0);
   const auto width = static_cast<double>(even_share(d.d_latent, p.groups, 0).size()),
              rope = static_cast<double>(d.d_rope);
   const auto heads = static_cast<double>(p.heads.size()), members = static_cast<double>(p.members);

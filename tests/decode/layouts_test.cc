@@ -47,9 +47,10 @@ struct Case {
 
 std::vector<Case> all_cases() {
   using enum DecodeLayout;
-  return {{{kMla, 1}, {1, 2, 3, 4, 7, 8}}, {{kGla, 2}, {2, 4, 8}},        {{kGla, 4}, {4, 8}},
-          {{kTpla, 2}, {2, 4, 6, 8}},      {{kTpla, 4}, {4, 8}},          {{kTpla, 8}, {8}},
-          {{kDcp, 1}, {1, 2, 3, 4, 7, 8}}, {{kTplaDcp, 2}, {2, 4, 6, 8}}, {{kTplaDcp, 4}, {4, 8}}};
+  return {
+      {{kMla, 1}, {1, 2, 3, 4, 7, 8}}, {{kGla, 2}, {2, 4, 6, 8}}, {{kGla, 3}, {3, 6}}, {{kGla, 4}, {4, 8}},
+      {{kTpla, 2}, {2, 4, 6, 8}},      {{kTpla, 4}, {4, 8}},      {{kTpla, 8}, {8}},   {{kDcp, 1}, {1, 2, 3, 4, 7, 8}},
+      {{kTplaDcp, 2}, {2, 4, 6, 8}},   {{kTplaDcp, 4}, {4, 8}}};
 }
 
 // The first `prompt` tokens see all of the latent, those after them its slices.
@@ -215,7 +216,7 @@ TEST_F(Layouts, AReleasedSlotIsAsGoodAsNew) {
 TEST(Placement, RefusesWhatCannotBe) {
   const auto refusal = [](LayoutSpec layout, int64_t heads, int ranks) -> std::string {
     try {
-      place(layout, heads, ranks, 0);
+      place(layout, dims, ranks, 0);
     } catch (const ConfigError& error) {
       return error.what();
     }
@@ -225,9 +226,15 @@ TEST(Placement, RefusesWhatCannotBe) {
   EXPECT_THAT(refusal({kMla, 1}, 4, 8), HasSubstr("at most 4 ranks to split the 4 heads, got 8"));
   EXPECT_THAT(refusal({kTpla, 3}, 16, 8), HasSubstr("groups that divide the 8 ranks, got 3"));
   EXPECT_THAT(refusal({kDcp, 2}, 16, 8), HasSubstr("expected no groups"));
-  EXPECT_THAT(refusal({kGla, 4}, 4, 8), HasSubstr("at most 4 ranks"));
+  EXPECT_THAT(refusal({kGla, 4}, 4, 8), HasSubstr("at most 1 ranks to split the 1 heads of a slice, got 2"));
+  EXPECT_THAT(refusal({kGla, 2}, 5, 6), HasSubstr("at most 2 ranks to split the 2 heads of a slice, got 3"));
+  EXPECT_THAT(refusal({kTpla, 17}, 16, 34), HasSubstr("at most the latent's 16 columns as groups, got 17"));
   EXPECT_EQ(refusal({kTpla, 4}, 2, 8), "nothing was thrown");
 }
 
 }  // namespace
 }  // namespace parlat
+    MlaDims dims = small_decode_model().mla.dims;
+    dims.n_heads = heads;
+      EXPECT_FALSE(can_place(layout, dims, ranks));
+    EXPECT_TRUE(can_place(layout, dims, ranks));
