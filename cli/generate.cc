@@ -203,14 +203,7 @@ void serve_prompts(const Flags& flags, const ModelConfig& config, const std::vec
   for (const Request& request : requests) longest = std::max<int64_t>(longest, request.prompt.size());
   const auto decoder = make_decoder(flags.decode, config, {}, longest, own);
   for (const Request& request : requests) {
-    Decoder::Prefill state{.slot = decoder->add_sequence(request.prompt.size()), .done = 0, .latents = {}};
-    Tensor hidden_nD;
-    for (size_t begin = 0; begin < request.prompt.size(); begin += flags.chunk) {
-      const auto end = std::min<size_t>(begin + flags.chunk, request.prompt.size());
-      hidden_nD = decoder->prefill(state, {request.prompt.begin() + begin, request.prompt.begin() + end});
-    }
-    hand_over(plan, state.latents, decoder->logits(hidden_nD.narrow(0, hidden_nD.size(0) - 1, 1))[0], world);
-    decoder->release(state.slot);
+    serve_prompt(plan, *decoder, request.prompt, flags.chunk, world);
   }
 }
 
@@ -243,8 +236,8 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
       make_decoder(flags.decode, config, layout, cache_tokens(requests, config.max_positions, comm.size()), comm);
   EngineOptions options{.prefill_chunk = flags.chunk, .exact_prefill = exact_prefill(flags.decode)};
   if (separate) {
-    options.remote_prefill = [&](int64_t slot, int64_t tokens) {
-      return take_over(plan, *decoder, slot, tokens, world);
+    options.remote_prefill = [&](int64_t slot, Range chunk, bool last) {
+      return take_over(plan, *decoder, slot, chunk, last, world);
     };
   }
   Engine engine(*decoder, options);

@@ -190,9 +190,9 @@ void Decoder::keep(int64_t layer, Tensor rows_nd, const std::vector<LatentCache:
   cache_.write(layer, rows_nd, places);
 }
 
-void Decoder::import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd) {
+void Decoder::import_rows(int64_t slot, int64_t layer, int64_t first, const Tensor& rows_nd) {
   std::vector<LatentCache::Place> places;
-  for (int64_t row = 0; row < rows_nd.size(0); ++row) places.push_back({slot, row});
+  for (int64_t row = 0; row < rows_nd.size(0); ++row) places.push_back({slot, first + row});
   keep(layer, rows_nd, places);
 }
 

@@ -46,9 +46,9 @@ class Decoder {
   };
   Tensor prefill(Prefill& state, const std::vector<int64_t>& tokens);
 
-  // Rows [n, w + R] of a layer that were made elsewhere: the first n of the slot on this rank. The slices as their maps
-  // give them, before their own norm.
-  void import_rows(int64_t slot, int64_t layer, const Tensor& rows_nd);
+  // Rows [n, w + R] of a layer that were made elsewhere: those from `first` on of the slot on this rank. The slices as
+  // their maps give them, before their own norm.
+  void import_rows(int64_t slot, int64_t layer, int64_t first, const Tensor& rows_nd);
 
   // hidden [m, D] -> [m, vocabulary] fp32, on every rank. Throws DataError, naming the checkpoint, where they are not
   // finite: its weights are not, or nearly so.

@@ -58,7 +58,6 @@ void Engine::admit() {
 std::vector<Emission> Engine::step() {
   std::vector<Emission> emissions;
   admit();
-  // Before the prompt's chunk, so that a sequence that has just joined is not run twice in its first step.
   decode_tokens(emissions);
   prefill_chunk(emissions);
   return emissions;
@@ -77,24 +76,23 @@ void Engine::prefill_chunk(std::vector<Emission>& emissions) {
 std::optional<Tensor> Engine::run_prompt(Sequence& sequence) {
   const std::vector<int64_t>& prompt = sequence.request.prompt;
   const int64_t length = static_cast<int64_t>(prompt.size());
+  const Range chunk{sequence.length, std::min(sequence.length + options_.prefill_chunk, length)};
+  const bool last = chunk.end == length;
+  sequence.length = chunk.end;
+  const int64_t slot = sequence.prefill.slot;
   if (options_.remote_prefill) {
-    sequence.length = length;
-    return options_.remote_prefill(sequence.prefill.slot, length);
+    const Tensor logits_V = options_.remote_prefill(slot, chunk, last);
+    return last ? std::optional(logits_V) : std::nullopt;
   }
-  const int64_t end = std::min(sequence.length + options_.prefill_chunk, length);
-  const std::vector<int64_t> tokens(prompt.begin() + sequence.length, prompt.begin() + end);
   Tensor hidden_nD;
   if (options_.exact_prefill) {
-    hidden_nD = decoder_.prefill(sequence.prefill, tokens);
+    hidden_nD = decoder_.prefill(sequence.prefill, {prompt.begin() + chunk.begin, prompt.begin() + chunk.end});
   } else {
     std::vector<TokenAt> rows;
-    for (size_t i = 0; i < tokens.size(); ++i) {
-      rows.push_back({sequence.prefill.slot, sequence.length + static_cast<int64_t>(i), tokens[i]});
-    }
+    for (int64_t i = chunk.begin; i < chunk.end; ++i) rows.push_back({slot, i, prompt[i]});
     hidden_nD = decoder_.forward(rows);
   }
-  sequence.length = end;
-  if (end < length) return std::nullopt;
+  if (!last) return std::nullopt;
   return decoder_.logits(hidden_nD.narrow(0, hidden_nD.size(0) - 1, 1))[0];
 }
 

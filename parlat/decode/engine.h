@@ -31,9 +31,10 @@ struct Emission {
 struct EngineOptions {
   int64_t prefill_chunk = 512;  // tokens of prompts in one pass
   bool exact_prefill = true;    // prompts in the exact explicit form; otherwise through the slices, like decoding
-  // Where set, prompts are run by other ranks: called once a prompt, in the order of requests, with the slot and the
-  // prompt's length; returns the logits [vocabulary] of its last token.
-  std::function<Tensor(int64_t slot, int64_t tokens)> remote_prefill = nullptr;
+  // Where set, prompts are run by other ranks: called once a chunk, prompts in the order of requests, with the slot,
+  // the chunk's tokens and whether it is the prompt's last, for which it returns the logits [vocabulary] of its last
+  // token.
+  std::function<Tensor(int64_t slot, Range chunk, bool last)> remote_prefill = nullptr;
 };
 
 // Continuous batching over a Decoder: requests join when the cache has room for all they may need, and leave when they
@@ -47,7 +48,8 @@ class Engine {
   int64_t submit(const Request& request);
 
   bool idle() const { return waiting_.empty() && prefilling_.empty() && running_.empty(); }
-  // Admits, runs one chunk of one prompt, then one token of every running sequence.
+  // Admits, runs one token of every running sequence, then one chunk of one prompt: sequences that go on wait for one
+  // chunk at most, and one that has just joined is not run twice in its first step.
   std::vector<Emission> step();
 
  private:

@@ -10,7 +10,8 @@
 namespace parlat {
 
 // Prefill/decode separation: the first ranks of a world run prompts exactly, the others decode them, in groups of
-// different sizes. A prompt's latents travel once, as what each decoding rank keeps of them: its slice of its tokens.
+// different sizes. A prompt's latents travel once, chunk by chunk as it is run, as what each decoding rank keeps of
+// them: its slice of its tokens.
 struct HandoffPlan {
   int prefill_ranks = 0;
   std::vector<Placement> decoders;          // of each decoding rank
@@ -29,12 +30,14 @@ struct HandoffPlan {
 HandoffPlan make_handoff_plan(const ModelSource& source, const ModelConfig& config, const LayoutSpec& layout,
                               int prefill_ranks, int world_ranks);
 
-// Collective over the world, once a prompt, in the same order everywhere.
+// Collective over the world, prompts and their chunks in the same order everywhere: no rank waits longer than for a
+// chunk to be run, or for a step of decoding.
 //   sent  by the prefilling ranks together: for each decoding rank its tokens x (w + R) x layers fp32, and the logits
-// A prefilling rank: latents [T, L + R] of each layer, logits [vocabulary] of the last token.
-void hand_over(const HandoffPlan& plan, const std::vector<Tensor>& latents, const Tensor& logits_V,
-               Communicator& world);
-// A decoding rank: stores `tokens` tokens in the slot, returns the logits.
-Tensor take_over(const HandoffPlan& plan, Decoder& decoder, int64_t slot, int64_t tokens, Communicator& world);
+// A prefilling rank: runs a prompt in chunks of so many tokens.
+void serve_prompt(const HandoffPlan& plan, Decoder& decoder, const std::vector<int64_t>& prompt, int64_t chunk_tokens,
+                  Communicator& world);
+// A decoding rank: stores the tokens of one chunk in the slot. Returns the logits [vocabulary] of the prompt's last
+// token with its last chunk, an undefined tensor before.
+Tensor take_over(const HandoffPlan& plan, Decoder& decoder, int64_t slot, Range chunk, bool last, Communicator& world);
 
 }  // namespace parlat

@@ -4,7 +4,10 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
+
 #include "parlat/base/error.h"
+#include "parlat/decode/engine.h"
 #include "tests/decode/small_model.h"
 #include "tests/expect_close.h"
 #include "tests/run_ranks.h"
@@ -38,7 +41,8 @@ Logits together(const SavedModel& saved, const LayoutSpec& layout, int ranks, bo
   return logits;
 }
 
-Logits apart(const SavedModel& saved, const LayoutSpec& layout, int prefill_ranks, int decode_ranks, bool slice_norm) {
+Logits apart(const SavedModel& saved, const LayoutSpec& layout, int prefill_ranks, int decode_ranks, bool slice_norm,
+             int64_t chunk_tokens) {
   Logits logits;
   run_ranks(prefill_ranks + decode_ranks, [&](Communicator& world) {
     const HandoffPlan plan = make_handoff_plan({.directory = saved.folder.path(), .slices = {}, .seed = 1},
@@ -46,25 +50,30 @@ Logits apart(const SavedModel& saved, const LayoutSpec& layout, int prefill_rank
     const bool prefills = world.rank() < prefill_ranks;
     const std::unique_ptr<Communicator> group = world.split(prefills ? 0 : 1);
     Decoder decoder = make(saved, prefills ? LayoutSpec() : layout, *group, slice_norm);
-    const int64_t slot = decoder.add_sequence(20);
+    const int64_t length = static_cast<int64_t>(kPrompt.size());
     const int64_t before = world.traffic()[Collective::kAllToAll].bytes;
     if (prefills) {
-      Decoder::Prefill state{.slot = slot, .done = 0, .latents = {}};
-      const Tensor hidden = decoder.prefill(state, kPrompt);
-      hand_over(plan, state.latents, decoder.logits(hidden.narrow(0, hidden.size(0) - 1, 1))[0], world);
+      serve_prompt(plan, decoder, kPrompt, chunk_tokens, world);
+      EXPECT_EQ(decoder.cache().free_pages(), decoder.cache().pages());
       int64_t expected = 0;
       for (int d = 0; d < decode_ranks; ++d) {
         const Placement& p = plan.decoders[d];
         const int64_t width = saved.config.mla.dims.d_latent / p.groups + saved.config.mla.dims.d_rope;
         if (plan.source_of(d) == world.rank()) {
-          expected += 4 * saved.config.n_layers * width * p.local_count(static_cast<int64_t>(kPrompt.size()));
+          expected += 4 * saved.config.n_layers * width * p.local_count(length);
         }
       }
       EXPECT_EQ(world.traffic()[Collective::kAllToAll].bytes - before, expected);
       return;
     }
-    const Tensor prompt = take_over(plan, decoder, slot, static_cast<int64_t>(kPrompt.size()), world);
-    const Tensor next = decoder.logits(decoder.forward({{slot, static_cast<int64_t>(kPrompt.size()), 7}}))[0];
+    const int64_t slot = decoder.add_sequence(20);
+    Tensor prompt;
+    for (int64_t begin = 0, end = 0; begin < length; begin = end) {
+      end = std::min(begin + chunk_tokens, length);
+      prompt = take_over(plan, decoder, slot, {begin, end}, end == length, world);
+      EXPECT_EQ(prompt.defined(), end == length);
+    }
+    const Tensor next = decoder.logits(decoder.forward({{slot, length, 7}}))[0];
     if (group->rank() == 0) logits = {prompt, next};
   });
   return logits;
@@ -89,13 +98,65 @@ TEST(Handoff, GroupsOfEverySizeAgree) {
                                                                    {{kTplaDcp, 2}, 4, /*slice_norm=*/true}}) {
     const Logits want = together(saved, layout, ranks, slice_norm);
     for (const int prefill_ranks : {1, 3}) {
+      const int64_t chunk_tokens =
+          prefill_ranks == 1 ? 4 : 2;  // the last is of 3, and of 1 for as many members or more
       SCOPED_TRACE(fmt::format("{} on {} after {}{}", name(layout.layout), ranks, prefill_ranks,
                                slice_norm ? ", slice norm" : ""));
-      const Logits got = apart(saved, layout, prefill_ranks, ranks, slice_norm);
+      const Logits got = apart(saved, layout, prefill_ranks, ranks, slice_norm, chunk_tokens);
       EXPECT_CLOSE(got.of_prompt, want.of_prompt, tolerance);
       EXPECT_CLOSE(got.of_next, want.of_next, tolerance);
     }
   }
+}
+
+TEST(Handoff, SequencesGoOnBetweenTheChunksOfAPrompt) {
+  const SavedModel saved;
+  const LayoutSpec layout{DecodeLayout::kDcp, 1};
+  constexpr int64_t kChunk = 4;  // three of the longer prompt
+  std::vector<Request> requests(2);
+  requests[0].prompt = {8, 2};
+  requests[1].prompt = kPrompt;
+  for (Request& request : requests) request.max_new_tokens = 9;
+  // The request of each token, and the tokens of each request.
+  const auto emissions = [&](Engine& engine) {
+    for (const Request& request : requests) engine.submit(request);
+    std::pair<std::vector<int64_t>, std::vector<std::vector<int64_t>>> got;
+    got.second.resize(requests.size());
+    while (!engine.idle()) {
+      for (const Emission& emission : engine.step()) {
+        got.first.push_back(emission.request);
+        got.second[emission.request].push_back(emission.token);
+      }
+    }
+    return got;
+  };
+  std::vector<std::vector<int64_t>> want;
+  run_ranks(2, [&](Communicator& comm) {
+    Decoder decoder = make(saved, layout, comm, false);
+    Engine engine(decoder, {});
+    const auto got = emissions(engine);
+    if (comm.rank() == 0) want = got.second;
+  });
+  run_ranks(3, [&](Communicator& world) {
+    const HandoffPlan plan = make_handoff_plan({.directory = saved.folder.path(), .slices = {}, .seed = 1},
+                                               saved.config, layout, 1, world.size());
+    const bool prefills = world.rank() == 0;
+    const std::unique_ptr<Communicator> group = world.split(prefills ? 0 : 1);
+    Decoder decoder = make(saved, prefills ? LayoutSpec() : layout, *group, false);
+    if (prefills) {
+      for (const Request& request : requests) serve_prompt(plan, decoder, request.prompt, kChunk, world);
+      return;
+    }
+    EngineOptions options{.prefill_chunk = kChunk};
+    options.remote_prefill = [&](int64_t slot, Range chunk, bool last) {
+      return take_over(plan, decoder, slot, chunk, last, world);
+    };
+    Engine engine(decoder, options);
+    const auto [order, tokens] = emissions(engine);
+    EXPECT_EQ(tokens, want);
+    const auto joined = std::find(order.begin(), order.end(), 1);
+    EXPECT_EQ(joined - order.begin(), 1 + 3) << "the prompt's token, and one a chunk of the other's";
+  });
 }
 
 TEST(Handoff, NeedsBothGroups) {
