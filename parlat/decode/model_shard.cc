@@ -92,9 +92,10 @@ void keep_small_weights(std::vector<WeightRow>& table) {
 }
 
 std::filesystem::path slice_file(const ModelSource& source, const LayoutSpec& layout) {
-  if (layout.groups == 1) return {};
+  // gla is the latent cut as it is, whatever slices there are.
+  if (layout.groups == 1 || layout.layout == DecodeLayout::kGla) return {};
   if (!source.slices.empty()) return source.slices;
-  if (layout.layout == DecodeLayout::kGla || source.directory.empty()) return {};
+  if (source.directory.empty()) return {};
   const std::filesystem::path own = source.directory / slice_file_name(layout.groups);
   std::error_code ignored;
   return std::filesystem::exists(own, ignored) ? own : std::filesystem::path();

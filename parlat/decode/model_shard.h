@@ -44,7 +44,7 @@ struct ModelShard {
 
 struct ModelSource {
   std::filesystem::path directory;  // a Hugging Face checkpoint; empty: random weights from the seed
-  std::filesystem::path slices;     // a file of slice maps; empty: the directory's, where it has one for the groups
+  std::filesystem::path slices;     // a file of slice maps, not for gla; empty: the directory's for the groups, if any
   uint64_t seed = 1;
 };
 
