@@ -25,9 +25,7 @@ Tensor normed(const Tensor& x_nd, const Tensor& weight, double eps) {
 LatentCache::Shape cache_shape(const ModelShard& shard, const DecoderOptions& options) {
   LatentCache::Shape shape{.n_layers = shard.config.n_layers, .n_pages = 0, .widths = {}, .dtype = options.cache_dtype};
   // Members that split tokens need as many rows together as one would alone.
-  shape.n_pages = LatentCache::pages_for(options.cache_tokens);
-  if (shard.placement.tokens_split)
-    shape.n_pages = (shape.n_pages + shard.placement.members - 1) / shard.placement.members;
+  shape.n_pages = shard.placement.most_count(LatentCache::pages_for(options.cache_tokens));
   for (const LayerShard& layer : shard.layers) {
     shape.widths.push_back(layer.attention.width + shard.config.mla.dims.d_rope);
   }
@@ -60,27 +58,34 @@ Decoder::Decoder(ModelShard shard, Communicator& comm, const DecoderOptions& opt
     : shard_(std::move(shard)), comm_(comm), options_(options), cache_(cache_shape(shard_, options)) {
   // Collective, so every layout splits; only some use it.
   members_ = comm.split(static_cast<int>(shard_.placement.group));
+  if (!options.slice_norm) return;
+  for (size_t i = 0; i < shard_.layers.size(); ++i) {
+    if (shard_.layers[i].attention.mla.kv_norm.eq(1).all().item<bool>()) continue;
+    throw ConfigError(
+        "slice-norm: expected kv_a_layernorm of 1, as convert --transform hadamard or pca leaves it, got "
+        "others in layer {} of {}",
+        i, shard_.origin);
+  }
 }
 
-// As the fullest rank sees it: all ranks decide alike.
+int64_t Decoder::cache_tokens_for(const std::vector<int64_t>& lengths, const Placement& placement) {
+  int64_t pages = 0;
+  for (const int64_t length : lengths) pages += LatentCache::pages_for(placement.most_count(length));
+  return pages * kPageTokens * placement.token_sharers();
+}
+
 int64_t Decoder::pages_needed(int64_t tokens) const {
-  Placement fullest = shard_.placement;
-  fullest.member = 0;
-  return LatentCache::pages_for(fullest.local_count(tokens));
+  return LatentCache::pages_for(shard_.placement.most_count(tokens));
 }
 
 bool Decoder::has_room(int64_t tokens) const { return pages_needed(tokens) <= cache_.free_pages(); }
 
 bool Decoder::fits(int64_t tokens) const { return pages_needed(tokens) <= cache_.pages(); }
 
-int64_t Decoder::cache_tokens() const {
-  const Placement& p = shard_.placement;
-  return cache_.pages() * kPageTokens * (p.tokens_split ? p.members : 1);
-}
+int64_t Decoder::cache_tokens() const { return cache_.pages() * kPageTokens * shard_.placement.token_sharers(); }
 
 double Decoder::cache_bytes_per_token() const {
-  const Placement& p = shard_.placement;
-  return static_cast<double>(cache_.bytes_per_row()) / (p.tokens_split ? static_cast<double>(p.members) : 1.0);
+  return static_cast<double>(cache_.bytes_per_row()) / static_cast<double>(shard_.placement.token_sharers());
 }
 
 Tensor Decoder::forward(const std::vector<TokenAt>& rows) {
@@ -182,7 +187,7 @@ void Decoder::store(int64_t layer, const Tensor& latent_nd, const Step& step) {
 void Decoder::keep(int64_t layer, Tensor rows_nd, const std::vector<LatentCache::Place>& places) {
   const AttentionShard& a = shard_.layers[layer].attention;
   if (options_.slice_norm && a.store_wL.defined()) {
-    // Of the normalised latent: what its norm multiplied the slice by, the slice's own divides out again.
+    // Of the latent divided by its own RMS, without weights: the slice's own RMS takes the place of that one.
     const Tensor z_nw = rows_nd.narrow(1, 0, a.width);
     const Tensor rms_n1 = (z_nw.square().mean(1, /*keepdim=*/true) + a.mla.spec.inner_norm_eps).sqrt();
     rows_nd = at::cat({z_nw / rms_n1, rows_nd.narrow(1, a.width, a.mla.dims().d_rope)}, 1);

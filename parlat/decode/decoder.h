@@ -22,7 +22,9 @@ struct TokenAt {
 struct DecoderOptions {
   int64_t cache_tokens = 4096;              // room, over all sequences; whole pages
   at::ScalarType cache_dtype = at::kFloat;  // fp32 or bf16
-  bool slice_norm = false;                  // normalise a slice by its own RMS, as the paper does: for comparison
+  // Normalise a slice by its own RMS, as the paper does: for comparison. Of models whose kv_norm is 1 only, since the
+  // slices are of the latent after its norm, and their RMS would have its weights in it.
+  bool slice_norm = false;
 };
 
 // The forward pass of a model over a latent cache, on one rank. Every rank calls the same methods with the same
@@ -31,6 +33,7 @@ struct DecoderOptions {
 //   sent  a layer: two all-reduces of n D fp32, and what the layout's attention sends (parlat/decode/attend.h)
 class Decoder {
  public:
+  // Throws ConfigError where the cache is refused, and slice_norm for a kv_norm that is not 1.
   Decoder(ModelShard shard, Communicator& comm, const DecoderOptions& options);
 
   // Rows to be run together: of one sequence or many, prompts and single tokens mixed; those of a sequence in order of
@@ -54,11 +57,14 @@ class Decoder {
   // finite: its weights are not, or nearly so.
   Tensor logits(const Tensor& hidden_mD);
 
-  // A sequence of at most `tokens` tokens. Throws ConfigError where the cache has no room.
-  int64_t add_sequence(int64_t tokens) { return cache_.add(shard_.placement.local_count(tokens)); }
+  // A sequence of at most `tokens` tokens. Members that split tokens all take the pages of the one with most of them,
+  // so that they are full together and admit the same sequences. Throws ConfigError where the cache has no room.
+  int64_t add_sequence(int64_t tokens) { return cache_.add(shard_.placement.most_count(tokens)); }
   bool has_room(int64_t tokens) const;  // now
   bool fits(int64_t tokens) const;      // in an empty cache
   int64_t cache_tokens() const;         // of one sequence that has it all
+  // DecoderOptions::cache_tokens that has room for sequences of so many tokens at once.
+  static int64_t cache_tokens_for(const std::vector<int64_t>& lengths, const Placement& placement);
   void release(int64_t slot) { cache_.release(slot); }
 
   const ModelConfig& config() const { return shard_.config; }

@@ -92,6 +92,37 @@ TEST_F(EngineTest, BatchingLayoutsAndChunksDoNotChangeTheTokens) {
   }
 }
 
+TEST_F(EngineTest, MembersThatSplitTokensAdmitTheSameRequests) {
+  // Three pages a rank; a request's 129 tokens are 65 on rank 0, two pages, and 64 on rank 1, which one would hold.
+  const std::vector<Request> requests = {request(prompt(120, 3), 9), request(prompt(121, 5), 8)};
+  run_ranks(2, [&](Communicator& comm) {
+    const auto model = decoder({DecodeLayout::kDcp, 1}, 384, comm);
+    EXPECT_EQ(model->cache().pages(), 3);
+    model->add_sequence(129);
+    EXPECT_FALSE(model->has_room(129)) << "rank " << comm.rank();
+    EXPECT_TRUE(model->has_room(128)) << "rank " << comm.rank();
+  });
+  if (HasFailure()) return;  // ranks that admit different requests wait for one another until they time out
+  const auto got = answers(requests, {DecodeLayout::kDcp, 1}, 2, 384, {});
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(got.at(i).tokens, answers({requests[i]}, {}, 1, 192, {})[0].tokens) << "request " << i;
+  }
+}
+
+TEST_F(EngineTest, RoomForSequencesIsRoomForAllOfThem) {
+  const std::vector<int64_t> lengths = {1, 64, 65, 129, 200};
+  using enum DecodeLayout;
+  for (const auto& [layout, ranks] :
+       {std::pair{LayoutSpec{kMla, 1}, 3}, {LayoutSpec{kDcp, 1}, 3}, {LayoutSpec{kTplaDcp, 2}, 4}}) {
+    run_ranks(ranks, [&, &layout = layout](Communicator& comm) {
+      const Placement placement = place(layout, saved_.config.mla.dims, comm.size(), comm.rank());
+      const auto model = decoder(layout, Decoder::cache_tokens_for(lengths, placement), comm);
+      for (const int64_t length : lengths) model->add_sequence(length);
+      EXPECT_EQ(model->cache().free_pages(), 0) << name(layout.layout) << ", rank " << comm.rank();
+    });
+  }
+}
+
 TEST_F(EngineTest, StopsAtStopTokensAndAtTheContext) {
   const auto whole = answers({request(prompt(5, 2), 10)}, {}, 1, 128, {})[0].tokens;
   Request stopping = request(prompt(5, 2), 10);

@@ -195,6 +195,34 @@ TEST_F(Layouts, SlicesByTheirOwnNormHaveAnRmsOfOneAndLeaveExactPrefillExact) {
   });
 }
 
+TEST_F(Layouts, SlicesByTheirOwnNormNeedANormWithoutWeights) {
+  run_ranks(1, [&](Communicator& comm) {
+    ModelShard shard = load_model_shard({.directory = saved_.folder.path(), .slices = {}, .seed = 1}, saved_.config, {},
+                                        1, 0, at::kFloat);
+    shard.layers[1].attention.mla.kv_norm[3].mul_(1.5);
+    try {
+      const Decoder refused(std::move(shard), comm,
+                            {.cache_tokens = 64, .cache_dtype = at::kFloat, .slice_norm = true});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("slice-norm: expected kv_a_layernorm of 1"));
+      EXPECT_THAT(error.what(), HasSubstr("others in layer 1 of " + saved_.folder.path().string()));
+    }
+  });
+}
+
+TEST_F(Layouts, GlaIsThePlainCutWhateverSlicesThereAre) {
+  const std::filesystem::path file = saved_.folder / slice_file_name(2);
+  save_slices(file, random_slices(saved_.config, 2));
+  for (const std::filesystem::path& slices : {file, std::filesystem::path()}) {
+    const ModelSource source{.directory = saved_.folder.path(), .slices = slices, .seed = 1};
+    EXPECT_EQ(slice_file(source, {DecodeLayout::kGla, 2}), "");
+    EXPECT_EQ(slice_file(source, {DecodeLayout::kTpla, 2}), file);
+    const SliceMaps maps = slice_maps(source, saved_.config, {DecodeLayout::kGla, 2}, 1)[0];
+    EXPECT_TRUE(maps.store_Lw.equal(plain_slice(saved_.config.mla.dims.d_latent, 2, 1).store_Lw));
+  }
+}
+
 TEST_F(Layouts, AReleasedSlotIsAsGoodAsNew) {
   const std::vector<int64_t> tokens = random_tokens(9, 8);
   const LayoutSpec layout{DecodeLayout::kTpla, 2};
@@ -215,11 +243,15 @@ TEST_F(Layouts, AReleasedSlotIsAsGoodAsNew) {
 
 TEST(Placement, RefusesWhatCannotBe) {
   const auto refusal = [](LayoutSpec layout, int64_t heads, int ranks) -> std::string {
+    MlaDims dims = small_decode_model().mla.dims;
+    dims.n_heads = heads;
     try {
       place(layout, dims, ranks, 0);
     } catch (const ConfigError& error) {
+      EXPECT_FALSE(can_place(layout, dims, ranks));
       return error.what();
     }
+    EXPECT_TRUE(can_place(layout, dims, ranks));
     return "nothing was thrown";
   };
   using enum DecodeLayout;
@@ -234,7 +266,3 @@ TEST(Placement, RefusesWhatCannotBe) {
 
 }  // namespace
 }  // namespace parlat
-    MlaDims dims = small_decode_model().mla.dims;
-    dims.n_heads = heads;
-      EXPECT_FALSE(can_place(layout, dims, ranks));
-    EXPECT_TRUE(can_place(layout, dims, ranks));
