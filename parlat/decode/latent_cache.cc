@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include <cstddef>
 #include <cstring>
@@ -85,10 +86,17 @@ void LatentCache::poison() {
 }
 
 void LatentCache::fill_random(uint64_t seed) {
-  // One page of numbers, over and over.
-  for (const Tensor& layer : layers_) {
-    const Tensor page = seeded_normal({kPageTokens, layer.size(1)}, 1.0, seed, "latents", layer.scalar_type());
-    for (const int32_t free : free_) layer.narrow(0, free * kPageTokens, kPageTokens).copy_(page);
+  // Every page its own window of two pages of numbers, for the time of a copy: a page in another's place, or another
+  // layer's, must show.
+  constexpr int64_t kStride = 7919;  // a prime: as many windows as a page has elements
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Tensor& layer = layers_[i];
+    const int64_t width = layer.size(1), size = kPageTokens * width;
+    const Tensor numbers = seeded_normal({2 * size}, 1.0, seed, fmt::format("latents {}", i), layer.scalar_type());
+    for (const int32_t page : free_) {
+      const Tensor window = numbers.narrow(0, page * kStride % size, size);
+      layer.narrow(0, page * kPageTokens, kPageTokens).copy_(window.view({kPageTokens, width}));
+    }
   }
 }
 

@@ -1,7 +1,10 @@
 // What a sequence really takes of each rank's cache, at DeepSeek-V3's latent widths.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <functional>
+#include <set>
+#include <vector>
 
 #include "parlat/base/error.h"
 #include "parlat/base/units.h"
@@ -79,6 +82,23 @@ TEST(Cache, RefusesWhatTheMachineCannotHold) {
                 const LatentCache huge({.n_layers = 1, .n_pages = 1 << 24, .widths = {1 << 20}, .dtype = at::kFloat});
               }),
               HasSubstr("expected memory for 1073741824 rows of 1048576"));
+}
+
+TEST(Cache, RandomPagesDifferInAndBetweenLayers) {
+  LatentCache cache({.n_layers = 2, .n_pages = 600, .widths = {9, 9}, .dtype = at::kBFloat16});
+  cache.fill_random(3);
+  const int64_t slot = cache.add(600 * kPageTokens);
+  std::set<std::vector<double>> softmaxes;  // what attention sees of a page: sums over its rows, in any order
+  for (int64_t layer = 0; layer < 2; ++layer) {
+    const PagedLatents all = cache.view(layer, {slot}, {600 * kPageTokens});
+    const Tensor pages = all.rows_nd.to(at::kDouble).view({600, kPageTokens, 9});
+    const Tensor seen = at::cat({pages.sum(1), pages.square().sum(1)}, 1).contiguous();
+    for (int64_t page = 0; page < 600; ++page) {
+      const double* const row = seen.const_data_ptr<double>() + page * seen.size(1);
+      softmaxes.emplace(row, row + seen.size(1));
+    }
+  }
+  EXPECT_EQ(softmaxes.size(), 2 * std::min<int64_t>(600, 9 * kPageTokens));  // as many windows as elements
 }
 
 TEST(Cache, SaysWhenThereIsNoRoomAndTakesPagesBack) {

@@ -74,9 +74,9 @@ TEST_P(EveryInstructionSet, DecodeAttentionAgreesWithTheDefinition) {
   };
   for (const auto& [heads, width, d_rope] : {Shape{16, 512, 64}, {1, 7, 2}, {5, 40, 16}, {37, 24, 0}, {8, 33, 5}}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const std::vector<int64_t> lengths = {1, 64, 0, 200, 65, 130};
+      const std::vector<int64_t> lengths = {1, 64, 0, 200, 2100, 65, 8200, 130};  // up to many chunks of pages
       const Cache cache = make_cache(lengths, width + d_rope, dtype);
-      const Tensor q = seeded_normal({6, heads, width + d_rope}, 2 / std::sqrt(width + d_rope), 2, "q");
+      const Tensor q = seeded_normal({8, heads, width + d_rope}, 2 / std::sqrt(width + d_rope), 2, "q");
       const PartialAttention got = decode_attention(q, cache.view(), d_rope), want = oracle(q, cache, d_rope);
       SCOPED_TRACE(fmt::format("{} heads, {} + {} columns, {}", heads, width, d_rope, name(dtype)));
       // Inputs are exact in both: the product of q and k, the exponential, and the sum over keys.
