@@ -115,8 +115,9 @@ std::vector<MemoryMeter::Site> sites_of_largest(const MemoryMeter& meter, int64_
 }
 
 // One untimed pass, which also warms up: its peak memory and traffic go to `row`.
-void measure_memory_and_traffic(const RankPass& pass, bool backward, Communicator& comm, AttentionBenchRow& row) {
-  if (backward) pass.zero_gradients();
+void measure_memory_and_traffic(const RankPass& pass, const AttentionBenchOptions& options, Communicator& comm,
+                                AttentionBenchRow& row) {
+  if (options.backward && !options.as_published) pass.zero_gradients();
   MemoryMeter meter(/*with_sites=*/true);
   Traffic forward, whole;
   {
@@ -153,12 +154,13 @@ void stop_gradients_of_weights(const RankLayer& local) {
 void measure_rank(const LayerCase& layer, const AttentionBenchOptions& options, Communicator& comm,
                   std::vector<AttentionBenchRow>& rows) {
   const RankLayer local = rank_layer(layer, options.backward, comm);
-  if (options.as_published) stop_gradients_of_weights(local);
+  const bool fused = options.attention.kernel == AttentionKernel::kFused;
+  if (options.as_published && fused) stop_gradients_of_weights(local);  // published_attention.h
   std::vector<RankPass> passes;
   for (const TrainForm form : options.forms) passes.emplace_back(form, options, local, comm);
   for (size_t i = 0; i < passes.size(); ++i) {
     rows[i].ranks = comm.size();
-    measure_memory_and_traffic(passes[i], options.backward, comm, rows[i]);
+    measure_memory_and_traffic(passes[i], options, comm, rows[i]);
   }
   if (options.dry_run) return;
   std::vector<std::vector<double>> ms(passes.size());

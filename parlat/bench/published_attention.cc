@@ -66,19 +66,21 @@ Tensor attend_with_latents(AttentionKernel kernel, const MlaSpec& spec, const Te
   const Tensor q_absorbed = traced("absorbed query", at::matmul(q_nope, w_uk));  // [B, h, S, L]
   const Tensor rope_scores = traced("rope scores", at::matmul(q_rope, k_rope.transpose(2, 3)));
 
+  const auto repeated = [&] {
+    return traced("repeated latents", c_kv.expand({-1, n_heads, -1, -1}).contiguous());  // [B, h, S, L]
+  };
+  const Tensor k = repeated(), v = repeated();
+
   Tensor out_latent;  // [B, h, S, L]
   if (kernel == AttentionKernel::kFused) {
-    const auto repeated = [&](const char* what) {
-      return traced(what, c_kv.expand({-1, n_heads, -1, -1}).contiguous().transpose(1, 2));
-    };
-    const Tensor k = repeated("repeated latents"), v = repeated("repeated latents");
-    out_latent =
-        FusedShapes::apply(q_absorbed.transpose(1, 2).contiguous(), k, v, std::optional(rope_scores)).transpose(1, 2);
+    const Tensor q_BShL = q_absorbed.transpose(1, 2).contiguous();
+    out_latent = FusedShapes::apply(q_BShL, k.transpose(1, 2), v.transpose(1, 2), std::optional(rope_scores));
+    out_latent = out_latent.transpose(1, 2);
   } else {
-    const Tensor latent_scores = traced("latent scores", at::matmul(q_absorbed, c_kv.transpose(2, 3)));
+    const Tensor latent_scores = traced("latent scores", at::matmul(q_absorbed, k.transpose(2, 3)));
     const Tensor scores = traced("scores", (latent_scores + rope_scores) * scale);
     const Tensor p = traced("probabilities", at::softmax(scores, -1));
-    out_latent = at::matmul(p, c_kv);
+    out_latent = at::matmul(p, v);
   }
   return at::matmul(traced("absorbed out", out_latent), w_uv.transpose(1, 2)).transpose(1, 2);
 }

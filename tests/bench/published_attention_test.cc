@@ -22,6 +22,7 @@ std::map<TrainForm, double> peaks(AttentionKernel kernel, int ranks, int64_t seq
   options.spec = load_model_config("v3").mla;
   options.spec.dims.n_heads = n_heads;
   options.spec.dims.d_model = d_model;
+  options.spec.dims.d_q_latent = {};  // section 4.1
   options.forms = {TrainForm::kExplicit, TrainForm::kAbsorbed, TrainForm::kLaga};
   options.sequences = {sequence};
   options.dtype = at::kBFloat16;
@@ -62,6 +63,14 @@ INSTANTIATE_TEST_SUITE_P(Tables, PublishedPeaks,
                                            Cell{AttentionKernel::kFused, 8, 4096, 1796, 3387},
                                            Cell{AttentionKernel::kFused, 8, 8192, 2214, 7541},
                                            Cell{AttentionKernel::kFused, 8, 16384, 3044, 22281}));
+
+// Section 4.3: by heads, 2048 wide.
+TEST(PublishedPeaksByHeads, DifferAsPublished) {
+  for (const auto& [heads, want] : {std::pair<int64_t, double>{16, 337}, {32, 657}, {64, 1269}, {128, 2512}}) {
+    const std::map<TrainForm, double> ours = peaks(AttentionKernel::kEager, 8, 8192, heads, 2048);
+    EXPECT_NEAR(ours.at(TrainForm::kAbsorbed) - ours.at(TrainForm::kExplicit), want, 0.05 * want) << heads;
+  }
+}
 
 // They are the functions that they claim to be; without a mask.
 TEST(PublishedAttention, EagerAgreesWithTheOracle) {
