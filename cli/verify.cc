@@ -165,6 +165,8 @@ void run(Flags& flags, bool ranks_given) {
       fmt::print("\n");
       print_table(layouts->table);
       json.insert(json.end(), layouts->rows.begin(), layouts->rows.end());
+    } else if (!flags.model.empty()) {
+      fmt::print("\nlayouts: left out, since decoding has no fp64\n");
     }
     const nlohmann::json config = {{"model", flags.model.empty() ? flags.model_config : flags.model.string()},
                                    {"layer", flags.layer},
@@ -186,6 +188,7 @@ void add_verify(CLI::App& app) {
                                                "every decode layout on its first two layers");
   const auto flags = std::make_shared<Flags>();
   add_common_options(*command, flags->common);
+  command->get_option("--dtype")->description("fp32, bf16 or fp64 (of forms alone: decoding has none)");
   CLI::Option* const model =
       command->add_option("--model", flags->model, "a checkpoint directory, whose weights are used");
   command->add_option("--model-config", flags->model_config, "a config.json or built-in name; random weights")

@@ -60,11 +60,13 @@ RankLayer rank_layer(const LayerCase& layer, bool requires_grad, const Communica
   const double tokens = static_cast<double>(layer.documents.batch()) * static_cast<double>(layer.sequence());
   require_memory(tokens, ranks_here(comm));
   const SequenceShards shards = layer.shards(comm.size());
+  // fp64 is held to what fp64 can do: a table in fp32 would be the largest error by far.
+  const at::ScalarType rope = layer.weights.w_o.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   RankLayer local{
       .weights = layer.weights,
       .x_BSD = local_tokens(layer.x_BSD, shards, comm.rank()),
       .grad_out_BSD = local_tokens(layer.grad_out_BSD, shards, comm.rank()),
-      .tokens = make_token_shard(layer.weights.spec, layer.documents, shards, comm.rank()),
+      .tokens = make_token_shard(layer.weights.spec, layer.documents, shards, comm.rank(), /*causal=*/true, rope),
   };
   MlaWeights& w = local.weights;
   for (Tensor* leaf : {&w.w_dq, &w.q_norm, &w.w_uq, &w.w_dkv, &w.kv_norm, &w.w_ukv, &w.w_o, &local.x_BSD}) {

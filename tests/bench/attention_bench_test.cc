@@ -108,6 +108,20 @@ TEST(AttentionBench, HeadsOfTheGridDecideWhatIsPossible) {
   for (const AttentionBenchRow& row : bench_attention(options, local(4))) EXPECT_TRUE(row.check.ok) << name(row.form);
 }
 
+TEST(AttentionBench, Fp64IsHeldToItsOwnRounding) {
+  AttentionBenchOptions options = small_options();
+  options.dtype = at::kDouble;
+  options.documents = 2;
+  for (const AttentionKernel kernel : {AttentionKernel::kFused, AttentionKernel::kEager}) {
+    options.attention.kernel = kernel;
+    options.forms = possible_train_forms(/*has_query_latent=*/true, kernel);
+    for (const AttentionBenchRow& row : bench_attention(options, local(2))) {
+      EXPECT_TRUE(row.check.ok) << name(row.form) << ": " << row.check.text();
+      EXPECT_LT(row.check.tolerance, 1e-9);
+    }
+  }
+}
+
 TEST(AttentionBench, ForwardPassSendsNoGradientsAndSavesNothing) {
   AttentionBenchOptions options = small_options();
   options.backward = false;
