@@ -18,6 +18,7 @@ void add_decode_flags(CLI::App& command, DecodeFlags& flags) {
   command.add_option("--cache-dtype", flags.cache_dtype, "fp32 or bf16; default: --dtype");
   command.add_option("--prefill", flags.prefill, "exact or sliced")->capture_default_str();
   command.add_flag("--slice-norm", flags.slice_norm, "normalise each slice by its own RMS, as published");
+  add_inner_norm_eps(command, flags.inner_norm_eps);
 }
 
 LayoutSpec layout_spec(const std::string& layout, int64_t groups, int ranks) {

@@ -17,6 +17,7 @@ struct DecodeFlags {
   int64_t groups = 0;  // 0: 1 for whole latents, else the ranks (tpla-dcp: 2)
   std::filesystem::path slices;
   bool slice_norm = false;
+  double inner_norm_eps = MlaSpec{}.inner_norm_eps;
 };
 void add_decode_flags(CLI::App& command, DecodeFlags& flags);
 

@@ -44,14 +44,16 @@ Text make_text(const Flags& flags, const ModelConfig& config) {
   if (flags.window < 2 || flags.window > config.max_positions) {
     throw ConfigError("sequence: expected 2 to the context of {}, got {}", config.max_positions, flags.window);
   }
+  if (flags.copied && flags.window % 2 != 0) {
+    throw ConfigError("sequence: expected an even number of tokens with --copied, got {}", flags.window);
+  }
   const bool exact = exact_prefill(flags.decode);
   if (flags.prompt >= flags.window) {
     throw ConfigError("prompt: expected fewer tokens than the window of {}, got {}", flags.window, flags.prompt);
   }
   const std::vector<int64_t> tokens = tokenizer->encode(read_text(flags.data));
   Text text;
-  text.options = {.window = flags.window,
-                  .max_tokens = flags.max_tokens,
+  text.options = {.max_tokens = flags.max_tokens,
                   .prefill = exact ? PrefillMode::kExact : PrefillMode::kSliced,
                   .prompt = flags.prompt > 0 ? flags.prompt : flags.window / 2};
   if (flags.copied) {
@@ -131,7 +133,7 @@ nlohmann::json to_json(const Row& row, const Flags& flags, int ranks, bool refer
 }
 
 void run_eval(Flags& flags) {
-  const ModelConfig config = load_model_config(flags.decode.model);
+  const ModelConfig config = load_model_config(flags.decode.model, flags.decode.inner_norm_eps);
   if (flags.layouts.empty()) flags.layouts = {flags.decode.layout};
   const Text text = make_text(flags, config);
   with_ranks(flags.decode.common, [&](Communicator& comm) {
@@ -161,7 +163,8 @@ void run_eval(Flags& flags) {
                   {"sequence", flags.window},
                   {"counted_from", text.from},
                   {"prompt", text.options.prefill == PrefillMode::kExact ? text.options.prompt : 0},
-                  {"slice_norm", flags.decode.slice_norm}},
+                  {"slice_norm", flags.decode.slice_norm},
+                  {"inner_norm_eps", flags.decode.inner_norm_eps}},
                  json);
   });
 }

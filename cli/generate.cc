@@ -254,7 +254,8 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
                 {"groups", layout.groups},
                 {"ranks", comm.size()},
                 {"prefill_ranks", flags.prefill_ranks},
-                {"prefill", flags.decode.prefill}},
+                {"prefill", flags.decode.prefill},
+                {"inner_norm_eps", flags.decode.inner_norm_eps}},
                printer.rows(requests));
 }
 
@@ -262,7 +263,7 @@ void run_generate(const Flags& flags) {
   if (flags.prefill_ranks > 0 && !exact_prefill(flags.decode)) {
     throw ConfigError("prefill-ranks: expected --prefill exact with it, got sliced");
   }
-  const ModelConfig config = load_model_config(flags.decode.model);
+  const ModelConfig config = load_model_config(flags.decode.model, flags.decode.inner_norm_eps);
   const std::vector<int64_t> stop_tokens = end_tokens(flags, config);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(flags.decode.model);
   const std::vector<Request> requests = make_requests(flags, stop_tokens, *tokenizer);

@@ -11,10 +11,10 @@ namespace parlat {
 enum class PrefillMode { kExact, kSliced };
 
 struct EvaluationOptions {
-  int64_t window = 512;    // tokens; each window on its own, its first token not predicted
   int64_t max_tokens = 0;  // predicted tokens at most; 0: all
   PrefillMode prefill = PrefillMode::kSliced;
-  int64_t prompt = 0;  // with exact prefill: the first tokens of a window, which then are not counted
+  int64_t prompt = 0;   // with exact prefill: the first tokens of a window, which then are not counted
+  int64_t chunk = 512;  // tokens of a window in one pass; what attention needs for itself grows with them
 };
 
 // Sums over predicted tokens.
@@ -37,13 +37,10 @@ std::vector<std::vector<int64_t>> text_windows(const std::vector<int64_t>& token
 std::vector<std::vector<int64_t>> copied_windows(const std::vector<int64_t>& tokens, int64_t window,
                                                  const std::string& name);
 
-// The logits that predict tokens [from, window) of a window: [window - from, vocabulary].
-Tensor window_logits(Decoder& decoder, const std::vector<int64_t>& window, int64_t from,
-                     const EvaluationOptions& options);
-
-// Collective. Evaluates layouts on windows from token `from` (1 or later) on, against a reference if there is one,
-// which may be one of them. Window by window, so that each runs once and no more than two windows' log-probabilities
-// exist. `progress` hears of the windows done.
+// Collective. Evaluates layouts on windows, each on its own, from token `from` (1 or later) on, against a reference if
+// there is one, which may be one of them. `progress` hears of the windows done.
+//   cost  each decoder runs each window once; of a window exist [window, D] fp32 of every decoder and log-probabilities
+//         of two chunks, [chunk, vocabulary] fp64
 std::vector<Evaluation> evaluate(const std::vector<Decoder*>& decoders, Decoder* reference,
                                  const std::vector<std::vector<int64_t>>& windows, int64_t from,
                                  const EvaluationOptions& options, const std::function<void(int64_t)>& progress);

@@ -47,6 +47,12 @@ def byte_tokenizer():
     return tokenizer
 
 
+def set_inner_norm_eps(model, eps):
+    for name, module in model.named_modules():
+        if name.endswith(("q_a_layernorm", "kv_a_layernorm")):
+            module.variance_epsilon = eps
+
+
 class DecodeCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from decode_case import FAMILIES, NOVEL, PROGRAM, SMALL, DecodeCase
+from decode_case import FAMILIES, NOVEL, PROGRAM, SMALL, DecodeCase, set_inner_norm_eps
 
 
 class Generate(DecodeCase):
@@ -60,6 +60,17 @@ class Generate(DecodeCase):
                                          "--temperature", 1, *more)[0]["tokens"]
         self.assertEqual(tokens("--seed", 5), tokens("--seed", 5, "--ranks", "local:2", "--layout", "dcp"))
         self.assertNotEqual(tokens("--seed", 5), tokens("--seed", 6))
+
+    def test_inner_norm_eps_is_that_of_the_norms_of_latents(self):
+        path, model = self.family("v3")
+        generate = ["generate", "--model", path, "--prompt", "It was", "--new-tokens", 20, "--ignore-end"]
+        usual = self.rows(*generate)[0]["tokens"]
+        set_inner_norm_eps(model, 0.5)
+        row = self.rows(*generate, "--inner-norm-eps", 0.5)[0]
+        self.assertEqual(row["tokens"], self.greedy(model, row["prompt_tokens"], row["tokens"]))
+        self.assertNotEqual(row["tokens"], usual)
+        self.assertEqual(json.loads((self.folder / "record.json").read_text())["config"]["inner_norm_eps"], 0.5)
+        self.run_program(*generate, "--inner-norm-eps", 1, code=2)
 
     def mpirun(self, ranks, *arguments):
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -184,6 +195,8 @@ class Generate(DecodeCase):
             (3, "empty.txt", ["eval", "--data", empty, "--model", path]),
             (3, "no safetensors file", [*evaluate, "--layout", "tpla", "--ranks", "local:2", "--slices", __file__]),
             (2, "sequence", [*evaluate, "--sequence", 1000]),
+            (2, "sequence: expected an even number of tokens with --copied, got 33",
+             [*evaluate, "--sequence", 33, "--prompt", 32, "--copied"]),
             (2, "fewer tokens than the window", [*evaluate, "--sequence", 64, "--prefill", "exact", "--prompt", 64]),
             (2, "prefill-ranks: expected --prefill exact with it, got sliced",
              [*generate, path, "--ranks", "local:2", "--prefill-ranks", 1, "--prefill", "sliced"]),
@@ -240,11 +253,13 @@ class Generate(DecodeCase):
         path, model = self.family("v2")
         row = self.rows("generate", "--model", path, "--prompt", "x" * 500, "--new-tokens", 100, "--ignore-end")[0]
         self.assertEqual((len(row["tokens"]), row["finish"]), (12, "context limit"))
-        done = subprocess.run([str(PROGRAM), "generate", "--model", str(path), "--prompt", "", "--new-tokens", "3"],
-                              capture_output=True, text=True, timeout=60)
-        self.assertIn(done.returncode, (0, 2), done.stderr)
-        if done.returncode == 2:
-            self.assertRegex(done.stderr, "^parlat: error: [^\n]*\n$")
+        empty = ["generate", "--model", path, "--prompt", "", "--new-tokens", 20, "--ignore-end"]
+        self.expect_refusals([(2, f"{path}/tokenizer.json: expected an end of document", empty)])
+        config = path / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": 7}))
+        row = self.rows(*empty)[0]
+        self.assertEqual(row["prompt_tokens"], [7])
+        self.assertEqual(row["tokens"], self.greedy(model, [7], row["tokens"]))
 
 
 if __name__ == "__main__":

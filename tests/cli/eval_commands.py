@@ -15,10 +15,18 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from decode_case import FAMILIES, NOVEL, PROGRAM, ROOT, SMALL, TEXTS, DecodeCase
+from decode_case import FAMILIES, NOVEL, PROGRAM, ROOT, SMALL, TEXTS, DecodeCase, set_inner_norm_eps
 
 
 class Evaluate(DecodeCase):
+    def perplexity(self, path, model, text, size):
+        """Of transformers, over ten windows."""
+        ids = Tokenizer.from_file(str(path / "tokenizer.json")).encode(text.read_text(), add_special_tokens=False).ids
+        windows = torch.tensor(ids[: 10 * size]).view(10, size)
+        with torch.no_grad():
+            log_p = torch.cat([model(w[None]).logits[:, :-1] for w in windows]).double().log_softmax(-1)
+        return math.exp(-log_p.gather(2, windows[:, 1:, None]).mean().item())
+
     def test_perplexity_is_that_of_transformers(self):
         for path, text, size in [(SMALL, pathlib.Path(__file__), 128), (NOVEL, TEXTS / "great-expectations.txt", 512)]:
             if not path.exists():
@@ -26,14 +34,35 @@ class Evaluate(DecodeCase):
             row = self.rows("eval", "--model", path, "--data", text, "--reference", "none", "--sequence", size, "--tokens",
                             10 * (size - 1))[0]
             model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-            tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-            ids = tokenizer.encode(text.read_text(), add_special_tokens=False).ids
-            windows = torch.tensor(ids[: 10 * size]).view(10, size)
-            with torch.no_grad():
-                log_p = torch.cat([model(w[None]).logits[:, :-1] for w in windows]).double().log_softmax(-1)
-            loss = -log_p.gather(2, windows[:, 1:, None]).mean().item()
             self.assertEqual(row["tokens"], 10 * (size - 1))
-            self.assertLess(abs(row["perplexity"] / math.exp(loss) - 1), 1e-4)
+            self.assertLess(abs(row["perplexity"] / self.perplexity(path, model, text, size) - 1), 1e-4)
+
+    def test_inner_norm_eps_is_that_of_the_norms_of_latents(self):
+        path, model = self.family("v3")
+        evaluate = ["eval", "--model", path, "--data", __file__, "--reference", "none", "--sequence", 64, "--tokens", 630]
+        for eps in (1e-6, 0.5):
+            set_inner_norm_eps(model, eps)
+            row = self.rows(*evaluate, "--inner-norm-eps", eps)[0]
+            self.assertLess(abs(row["perplexity"] / self.perplexity(path, model, pathlib.Path(__file__), 64) - 1), 1e-4)
+            self.assertEqual(json.loads((self.folder / "record.json").read_text())["config"]["inner_norm_eps"], eps)
+        self.run_program(*evaluate, "--inner-norm-eps", "nan", code=2)
+
+    def test_memory_of_a_window_does_not_grow_with_its_square(self):
+        path, _ = self.family("v3")
+        config = path / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 4096}))
+        text = self.folder / "text.txt"
+        text.write_text("It was the best of times. " * 200)
+        # A process of its own: what starts another counts as that one's, and torch takes more than parlat.
+        measure = ("import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+                   "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)")
+        kilobytes = []
+        for size in (2048, 4096):
+            evaluate = [PROGRAM, "eval", "--model", path, "--data", text, "--reference", "none", "--sequence", size, "--tokens",
+                        size - 1, "--quiet"]
+            kilobytes.append(int(subprocess.check_output([sys.executable, "-c", measure, *map(str, evaluate)], timeout=60)))
+        # At 4096, attention of 512 tokens has up to 16 parts each of 16 heads and 32 columns, 17 MB; of all of them 69 MB.
+        self.assertLess(kilobytes[1] - kilobytes[0], 32 * 1024)
 
     def test_rotated_copies_are_read_by_transformers(self):
         text = pathlib.Path(__file__)
@@ -140,6 +169,8 @@ class Evaluate(DecodeCase):
         layouts = [(row["layout"], row["groups"], row["ok"]) for row in rows if "layout" in row]
         self.assertEqual(layouts, [("mla", 1, True), ("gla", 3, True), ("tpla", 3, True), ("dcp", 1, True),
                                    ("tpla-dcp", 3, True)])
+        done = self.run_program(*verify, "local:2", "--dtype", "fp64")
+        self.assertTrue(done.stdout.endswith("\nlayouts: left out, since decoding has no fp64\n"), done.stdout)
         done = self.run_program(*verify, "local:1")
         for layout in ("gla", "tpla", "tpla-dcp"):
             self.assertRegex(done.stdout, rf"{layout} +- +1 +- +- +left out: slices need 2 ranks\n")

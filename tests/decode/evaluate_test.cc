@@ -30,7 +30,7 @@ class EvaluateTest : public ::testing::Test {
   static std::pair<std::vector<Evaluation>, int64_t> run(const std::vector<Decoder*>& decoders, Decoder* reference,
                                                          Communicator& comm) {
     const Traffic before = comm.traffic();
-    auto sums = evaluate(decoders, reference, windows(), 1, {.window = 20, .max_tokens = 70}, [](int64_t) {});
+    auto sums = evaluate(decoders, reference, windows(), 1, {.max_tokens = 70}, [](int64_t) {});
     return {std::move(sums), (comm.traffic() - before).bytes()};
   }
 

@@ -48,6 +48,7 @@ TEST(Evaluation, SumsWhatTheDefinitionsLogitsSay) {
   // Logits are off by delta at most, logarithms of probabilities by twice that; a divergence weighs differences of two.
   const double relative = Tolerance::rounding(at::kFloat, /*terms=*/80, /*depth=*/16).relative_to_norm;
   Evaluation want;
+  double whole_loss = 0;
   double reversed = 0, loss_bound = 0, kl_bound = 0;
   for (const std::vector<int64_t>& window : windows) {
     const Tensor whole = saved.logits(LocalAttention(), window);
@@ -65,6 +66,7 @@ TEST(Evaluation, SumsWhatTheDefinitionsLogitsSay) {
                 .kl = divergence(r, p),
                 .agreed = p.best == r.best});
       reversed += divergence(p, r);
+      whole_loss -= r.log_p[window[i]];
     }
   }
   run_ranks(2, [&](Communicator& comm) {
@@ -74,14 +76,24 @@ TEST(Evaluation, SumsWhatTheDefinitionsLogitsSay) {
                      comm, {.cache_tokens = 256, .cache_dtype = at::kFloat, .slice_norm = false});
     };
     Decoder mla = decoder(DecodeLayout::kMla, 1), tpla = decoder(DecodeLayout::kTpla, 2);
-    const Evaluation got = evaluate({&tpla}, &mla, windows, kFrom, {.window = kWindow}, [](int64_t) {})[0];
-    EXPECT_EQ(got.tokens, want.tokens);
-    EXPECT_NEAR(got.loss, want.loss, loss_bound);
-    EXPECT_NEAR(got.perplexity(), std::exp(want.loss / static_cast<double>(want.tokens)), 1e-3 * got.perplexity());
-    EXPECT_NEAR(got.kl, want.kl, kl_bound);
-    EXPECT_GT(std::abs(got.kl - reversed), 10 * kl_bound);
-    EXPECT_EQ(got.correct, want.correct);
-    EXPECT_EQ(got.agreed, want.agreed);
+    for (const int64_t chunk : {1, 3, 512}) {
+      const Evaluation got = evaluate({&tpla}, &mla, windows, kFrom, {.chunk = chunk}, [](int64_t) {})[0];
+      EXPECT_EQ(got.tokens, want.tokens);
+      EXPECT_NEAR(got.loss, want.loss, loss_bound);
+      EXPECT_NEAR(got.perplexity(), std::exp(want.loss / static_cast<double>(want.tokens)), 1e-3 * got.perplexity());
+      EXPECT_NEAR(got.kl, want.kl, kl_bound);
+      EXPECT_GT(std::abs(got.kl - reversed), 10 * kl_bound);
+      EXPECT_EQ(got.correct, want.correct);
+      EXPECT_EQ(got.agreed, want.agreed);
+    }
+    // Prompts in chunks too: what is exact from the first token to the last, and what is exact either way.
+    for (const auto& [decoder, prompt] : {std::pair{&tpla, kWindow - 1}, {&mla, int64_t{7}}}) {
+      const EvaluationOptions options{.prefill = PrefillMode::kExact, .prompt = prompt, .chunk = 3};
+      const Evaluation got = evaluate({decoder}, nullptr, windows, kFrom, options, [](int64_t) {})[0];
+      EXPECT_EQ(got.tokens, want.tokens);
+      EXPECT_NEAR(got.loss, whole_loss, loss_bound);
+    }
+    EXPECT_GT(std::abs(want.loss - whole_loss), 10 * loss_bound);
     EXPECT_GT(want.agreed, 0);
     EXPECT_LT(want.agreed, want.tokens);
     EXPECT_GT(want.correct, 0);
