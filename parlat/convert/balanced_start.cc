@@ -78,8 +78,7 @@ Whitening whitening(const Tensor& covariance_LL) {
 
 std::vector<SliceMaps> principal_blocks(const LayerSamples& samples, int64_t groups) {
   const Tensor g_L1 = samples.weights.kv_norm.to(at::kDouble).unsqueeze(1);
-  const Tensor covariance_LL = moments(samples.c_kv().flatten(0, 1)).covariance_LL;
-  const Tensor u_LL = eigen(covariance_LL / g_L1 / g_L1.t()).vectors_LL;
+  const Tensor u_LL = eigen(covariance(samples.c_kv().flatten(0, 1)) / g_L1 / g_L1.t()).vectors_LL;
   std::vector<SliceMaps> slices;
   for (int64_t group = 0; group < groups; ++group) {
     const Range columns = even_share(u_LL.size(0), groups, group);
@@ -91,7 +90,7 @@ std::vector<SliceMaps> principal_blocks(const LayerSamples& samples, int64_t gro
 }
 
 ScoreCoordinates score_coordinates(const LayerSamples& samples, const std::vector<QuerySample>& queries) {
-  ScoreCoordinates c{whitening(moments(samples.c_kv().flatten(0, 1)).covariance_LL), {}, {}};
+  ScoreCoordinates c{whitening(covariance(samples.c_kv().flatten(0, 1))), {}, {}};
   const Tensor& root = c.whitening.root_LL;
   const auto white = [&](const Tensor& form_LL) { return at::matmul(at::matmul(root, form_LL), root); };
   c.by_score_LL = eigen(white(query_moment(queries))).vectors_LL;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <memory>
+#include <map>
 #include <optional>
 
 #include "parlat/base/error.h"
@@ -34,15 +34,6 @@ constexpr std::array kCompanions = {"generation_config.json",
                                     "vocab.json",
                                     "merges.txt"};
 
-// fp8 weights are written in bf16: a rotated block has no scale of its own.
-at::ScalarType stored_dtype(const std::filesystem::path& directory) {
-  std::vector<std::string> problems;
-  const ShardSet shards(directory, problems);
-  const std::string name = "model.layers.0.self_attn.o_proj.weight";
-  const at::ScalarType dtype = shards.contains(name) ? shards.tensor(name).scalar_type() : at::kFloat;
-  return dtype == at::kFloat8_e4m3fn ? at::kBFloat16 : dtype;
-}
-
 bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b) {
   std::error_code ignored;
   return std::filesystem::equivalent(a, b, ignored);
@@ -51,39 +42,37 @@ bool same_folder(const std::filesystem::path& a, const std::filesystem::path& b)
 // A copy of the model, rotated layer by layer: a shard a layer, and one for what is outside the layers.
 class RotatedCopy {
  public:
-  RotatedCopy(const ConvertOptions& options, const ModelConfig& config)
-      : options_(options),
-        config_(config),
-        dtype_(stored_dtype(options.model)),
-        writer_(options.out, config.n_layers + 1) {
-    add_rows([](const std::string& name) { return !name.starts_with("model.layers."); }, nullptr);
+  RotatedCopy(const ConvertOptions& options, const ModelConfig& config, CheckpointWriter& writer)
+      : dtypes_(stored_dtypes(options.model, config)), writer_(writer) {
+    ModelWeights weights;
+    add(load_rows(
+        options.model, config, [](const std::string& name) { return !name.starts_with("model.layers."); }, weights));
   }
 
-  void add_layer(int64_t layer, const Tensor& basis_LL) {
-    const std::string prefix = fmt::format("model.layers.{}.", layer);
-    add_rows([&](const std::string& name) { return name.starts_with(prefix); },
-             [&](ModelWeights& weights) { rotate_weights(basis_LL, weights.layers[layer].mla); });
+  void add_layer(const WalkedLayer& layer, const Tensor& basis_LL) {
+    rotate_weights(basis_LL, layer.weights.mla);
+    add(layer.rows);
+    fingerprint_.add(layer.weights.mla.w_dkv);
   }
 
-  CheckpointWriter& writer() { return writer_; }
+  std::string fingerprint() const { return fingerprint_.text(); }
 
  private:
-  void add_rows(const std::function<bool(const std::string&)>& wanted,
-                const std::function<void(ModelWeights&)>& change) {
-    ModelWeights weights;
-    std::vector<WeightRow> rows = weight_table(config_, all_experts(config_), weights);
-    std::erase_if(rows, [&](const WeightRow& row) { return !wanted(row.name); });
-    load_weights(options_.model, config_, rows, dtype_);
-    if (change) change(weights);
+  // Each tensor takes its stored dtype in the place of its fp32 values, so that nothing is in memory twice. fp8 becomes
+  // bf16: a rotated block has no scale of its own.
+  void add(const std::vector<WeightRow>& rows) {
     std::vector<std::pair<std::string, Tensor>> tensors;
-    for (const WeightRow& row : rows) tensors.emplace_back(row.name, row.tensor->contiguous());
+    for (const WeightRow& row : rows) {
+      const at::ScalarType stored = dtypes_.at(row.name);
+      *row.tensor = row.tensor->to(stored == at::kFloat8_e4m3fn ? at::kBFloat16 : stored).contiguous();
+      tensors.emplace_back(row.name, *row.tensor);
+    }
     writer_.add_shard(tensors);
   }
 
-  const ConvertOptions& options_;
-  const ModelConfig& config_;
-  at::ScalarType dtype_;
-  CheckpointWriter writer_;
+  std::map<std::string, at::ScalarType> dtypes_;
+  CheckpointWriter& writer_;
+  LatentFingerprint fingerprint_;
 };
 
 void check(const ConvertOptions& options, const ModelConfig& config) {
@@ -99,6 +88,11 @@ void check(const ConvertOptions& options, const ModelConfig& config) {
     throw ConfigError("out: expected another folder than the model's, since {} changes its weights, got {}",
                       name(options.transform), options.out.string());
   }
+  const auto tokens = static_cast<int64_t>(options.windows.size() * options.windows.front().size());
+  if (options.transform == Transform::kPca && tokens <= config.mla.dims.d_latent) {
+    throw ConfigError("calibration: expected more tokens for pca than the latent's {} columns, got {}",
+                      config.mla.dims.d_latent, tokens);
+  }
   check_weights(options.model, config);
 }
 
@@ -108,32 +102,6 @@ void require_writable(const ConvertOptions& options) {
   const AtomicFile tried(options.out / slice_file_name(options.groups.front()));
 }
 
-// The model's other files, as they are.
-void copy_files(const ConvertOptions& options, bool weights) {
-  std::error_code ignored;
-  std::vector<std::string> names(kCompanions.begin(), kCompanions.end());
-  if (weights) {
-    names.emplace_back("config.json");
-    for (const auto& file : std::filesystem::directory_iterator(options.model)) {
-      const std::string name = file.path().filename();
-      const bool weight = name.starts_with("model") && name.find(".safetensors") != std::string::npos;
-      if (weight) names.push_back(name);
-    }
-  }
-  for (const std::string& name : names) {
-    const std::filesystem::path from = options.model / name, to = options.out / name;
-    if (!std::filesystem::exists(from, ignored)) continue;
-    std::error_code error;
-    std::filesystem::remove(to, ignored);
-    // Weights take no room twice where links are possible; small files are copies that may be edited. A cache of
-    // Hugging Face holds symbolic links, whose own hard link would point nowhere from here.
-    const bool link = to.extension() == ".safetensors";
-    if (link) std::filesystem::create_hard_link(std::filesystem::canonical(from), to, error);
-    if (!link || error) std::filesystem::copy_file(from, to, std::filesystem::copy_options::overwrite_existing, error);
-    if (error) throw DataError("{}: cannot be copied to {}: {}", from.string(), to.string(), error.message());
-  }
-}
-
 class Conversion {
  public:
   Conversion(const ConvertOptions& options, const ModelConfig& config) : options_(options), config_(config) {
@@ -141,56 +109,57 @@ class Conversion {
     require_writable(options);
     files_.resize(options.groups.size());
     for (SliceFile& file : files_) file.transform = name(options.transform);
-    if (options.transform != Transform::kBalanced) copy_.emplace(options, config);
+    const bool rotates = options.transform != Transform::kBalanced;
+    writer_.emplace(options.out, rotates ? config.n_layers + 1 : 0);
+    if (rotates) copy_.emplace(options, config, *writer_);
   }
 
-  void visit(int64_t layer, const MlaWeights& weights, const Tensor& x_BSD) {
-    const LayerSamples samples = layer_samples(weights, x_BSD);
-    if (options_.transform == Transform::kBalanced) {
-      balance_layer(layer, samples);
+  void visit(const WalkedLayer& layer) {
+    if (copy_) {
+      copy_->add_layer(layer, rotate_layer(layer));
     } else {
-      rotate_layer(layer, samples);
+      balance_layer(layer.index, layer_samples(layer.weights.mla, layer.x_BSD));
     }
   }
 
   std::vector<ConvertedLayer> finish() {
-    if (copy_) {
-      copy_->writer().finish(config_);
-      copy_files(options_, /*weights=*/false);
-    } else if (!same_folder(options_.model, options_.out)) {
-      remove_weights();
-      copy_files(options_, /*weights=*/true);
-    }
-    const std::string model = latent_fingerprint(options_.out);
+    if (!same_folder(options_.model, options_.out)) add_files();
+    const std::string model = copy_ ? copy_->fingerprint() : latent_fingerprint(options_.model);
     for (size_t i = 0; i < files_.size(); ++i) {
       files_[i].model = model;
-      save_slices(options_.out / slice_file_name(options_.groups[i]), files_[i]);
+      stage_slices(writer_->stage(slice_file_name(options_.groups[i])), files_[i]);
     }
+    copy_ ? writer_->finish(config_) : writer_->commit();
     return std::move(layers_);
   }
 
  private:
-  // Of an earlier conversion into the same folder: readers would prefer or mix them.
-  void remove_weights() const {
+  // The model's other files, as they are.
+  void add_files() {
+    std::vector<std::string> names(kCompanions.begin(), kCompanions.end());
+    if (!copy_) {
+      std::vector<std::string> problems;  // there were none
+      for (const std::string& name : ShardSet(options_.model, problems).files()) names.push_back(name);
+      names.emplace_back("config.json");
+    }
     std::error_code ignored;
-    for (const auto& file : std::filesystem::directory_iterator(options_.out)) {
-      const std::string name = file.path().filename();
-      if (name.starts_with("model") && name.find(".safetensors") != std::string::npos) {
-        std::filesystem::remove(file.path(), ignored);
-      }
+    for (const std::string& name : names) {
+      if (std::filesystem::exists(options_.model / name, ignored)) writer_->add_file(options_.model / name);
     }
   }
 
-  void rotate_layer(int64_t layer, const LayerSamples& samples) {
-    const int64_t d_latent = config_.mla.dims.d_latent;
-    const Tensor basis_LL =
-        options_.transform == Transform::kPca ? pca_basis(samples) : hadamard_basis(d_latent, options_.balanced.seed);
-    copy_->add_layer(layer, basis_LL);
+  // Returns the basis.
+  Tensor rotate_layer(const WalkedLayer& layer) {
+    const LayerSamples samples = layer_samples(layer.weights.mla, layer.x_BSD);
+    Tensor basis_LL = options_.transform == Transform::kPca
+                          ? pca_basis(samples)
+                          : hadamard_basis(config_.mla.dims.d_latent, options_.balanced.seed);
     const Tensor variance_L = variance_in(basis_LL, samples);
     for (size_t i = 0; i < files_.size(); ++i) {
       files_[i].layers.push_back(rotated_slices(variance_L, options_.groups[i]));
-      layers_.push_back({.layer = layer, .groups = options_.groups[i]});
+      layers_.push_back({.layer = layer.index, .groups = options_.groups[i]});
     }
+    return basis_LL;
   }
 
   void balance_layer(int64_t layer, const LayerSamples& samples) {
@@ -205,6 +174,7 @@ class Conversion {
 
   const ConvertOptions& options_;
   const ModelConfig& config_;
+  std::optional<CheckpointWriter> writer_;
   std::optional<RotatedCopy> copy_;
   std::vector<SliceFile> files_;
   std::vector<ConvertedLayer> layers_;
@@ -219,9 +189,7 @@ std::vector<ConvertedLayer> convert(const ConvertOptions& options, const ModelCo
                                     const std::function<void(int64_t)>& progress) {
   Conversion conversion(options, config);
   walk_layers(
-      options.model, config, options.windows,
-      [&](int64_t layer, const MlaWeights& weights, const Tensor& x_BSD) { conversion.visit(layer, weights, x_BSD); },
-      progress);
+      options.model, config, options.windows, [&](const WalkedLayer& layer) { conversion.visit(layer); }, progress);
   return conversion.finish();
 }
 

@@ -33,10 +33,12 @@ struct ConvertedLayer {
 };
 
 // Writes out: a Hugging Face folder that computes the same as the model, and slices-G.safetensors for each number of
-// groups. Works layer by layer: memory holds one layer's weights and the calibration's activations. For balanced, out
-// may be the model's folder: then only the slices are written. Everything appears under its name when all is written.
-// Throws ConfigError for what cannot be (a rotated copy over its source, groups that exceed the latent), DataError for
-// files. `progress` hears of layers done.
+// groups. Works layer by layer: memory holds one layer's weights in fp32 and the calibration's activations. A rotated
+// copy's tensors have the dtypes of the model's (fp8 becomes bf16), rounded once from fp32. For balanced, out may be
+// the model's folder: then only the slices are written. Everything appears under its name when all is written. Throws
+// ConfigError for what cannot be (a rotated copy over its source, groups that exceed the latent, principal coordinates
+// of fewer tokens than there are), DataError for files and for texts whose latents do not vary. `progress` hears of
+// layers done.
 std::vector<ConvertedLayer> convert(const ConvertOptions& options, const ModelConfig& config,
                                     const std::function<void(int64_t)>& progress);
 

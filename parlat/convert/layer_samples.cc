@@ -19,10 +19,9 @@ LayerSamples layer_samples(const MlaWeights& weights, const Tensor& x_BSD) {
   return samples;
 }
 
-Moments moments(const Tensor& x_nL) {
-  const Tensor x = x_nL.to(at::kDouble);
-  const Tensor mean_L = x.mean(0), centred = x - mean_L;
-  return {mean_L, at::matmul(centred.t(), centred) / static_cast<double>(x.size(0))};
+Tensor covariance(const Tensor& x_nL) {
+  const Tensor x = x_nL.to(at::kDouble), centred = x - x.mean(0);
+  return at::matmul(centred.t(), centred) / static_cast<double>(x.size(0));
 }
 
 Eigen eigen(const Tensor& symmetric_LL) {

@@ -20,11 +20,8 @@ struct LayerSamples {
 };
 LayerSamples layer_samples(const MlaWeights& weights, const Tensor& x_BSD);
 
-// Mean [L] and covariance [L, L] of rows x [n, L], fp64.
-struct Moments {
-  Tensor mean_L, covariance_LL;
-};
-Moments moments(const Tensor& x_nL);
+// Covariance [L, L] of rows x [n, L], fp64.
+Tensor covariance(const Tensor& x_nL);
 
 // Covariance's eigenvectors in columns, largest eigenvalue first; each one's sign such that its largest entry is
 // positive.

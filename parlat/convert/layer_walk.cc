@@ -13,16 +13,11 @@ namespace parlat {
 
 namespace {
 
-std::vector<WeightRow> rows_of(std::vector<WeightRow> table, const std::string& prefix) {
-  std::erase_if(table, [&](const WeightRow& row) { return !row.name.starts_with(prefix); });
-  return table;
-}
-
 Tensor embed(const std::filesystem::path& directory, const ModelConfig& config,
              const std::vector<std::vector<int64_t>>& windows) {
   ModelWeights weights;
-  const std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
-  load_weights(directory, config, rows_of(table, "model.embed_tokens."), at::kFloat);
+  load_rows(
+      directory, config, [](const std::string& name) { return name.starts_with("model.embed_tokens."); }, weights);
   std::vector<Tensor> rows;
   for (const std::vector<int64_t>& window : windows) {
     for (const int64_t token : window) {
@@ -45,11 +40,12 @@ Tensor attention_of(const MlaWeights& w, const Tensor& x_1SD) {
 
 }  // namespace
 
-LayerWeights load_layer(const std::filesystem::path& directory, const ModelConfig& config, int64_t layer) {
-  ModelWeights weights;
-  const std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
-  load_weights(directory, config, rows_of(table, fmt::format("model.layers.{}.", layer)), at::kFloat);
-  return std::move(weights.layers[layer]);
+std::vector<WeightRow> load_rows(const std::filesystem::path& directory, const ModelConfig& config,
+                                 const std::function<bool(const std::string&)>& wanted, ModelWeights& weights) {
+  std::vector<WeightRow> rows = weight_table(config, all_experts(config), weights);
+  std::erase_if(rows, [&](const WeightRow& row) { return !wanted(row.name); });
+  load_weights(directory, config, rows, at::kFloat);
+  return rows;
 }
 
 void walk_layers(const std::filesystem::path& directory, const ModelConfig& config,
@@ -58,9 +54,12 @@ void walk_layers(const std::filesystem::path& directory, const ModelConfig& conf
   const at::NoGradGuard no_grad;
   Tensor x_BSD = embed(directory, config, windows);
   for (int64_t i = 0; i < config.n_layers; ++i) {
-    const LayerWeights layer = load_layer(directory, config, i);
+    const std::string prefix = fmt::format("model.layers.{}.", i);
+    ModelWeights weights;
+    const std::vector<WeightRow> rows = load_rows(
+        directory, config, [&](const std::string& name) { return name.starts_with(prefix); }, weights);
+    LayerWeights& layer = weights.layers[i];
     const Tensor normed_BSD = rms_norm(x_BSD, layer.attention_norm, config.rms_norm_eps);
-    visit(i, layer.mla, normed_BSD);
     for (int64_t b = 0; b < x_BSD.size(0); ++b) {
       const Tensor x_1SD = x_BSD.narrow(0, b, 1);
       x_1SD.add_(attention_of(layer.mla, normed_BSD.narrow(0, b, 1)));
@@ -68,6 +67,7 @@ void walk_layers(const std::filesystem::path& directory, const ModelConfig& conf
       const Tensor normed_SD = rms_norm(x_SD, layer.mlp_norm, config.rms_norm_eps);
       x_SD.add_(partial_feed_forward(config, layer.mlp, layer.moe, normed_SD));  // one rank's part: the whole
     }
+    visit({.index = i, .weights = layer, .rows = rows, .x_BSD = normed_BSD});
     progress(i + 1);
   }
 }

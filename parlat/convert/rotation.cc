@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
@@ -16,7 +17,7 @@ namespace {
 // The covariance of the latent before its norm's weight.
 Tensor raw_covariance(const LayerSamples& samples) {
   const Tensor c_kv = samples.c_kv().flatten(0, 1).to(at::kDouble) / samples.weights.kv_norm.to(at::kDouble);
-  return moments(c_kv).covariance_LL;
+  return covariance(c_kv);
 }
 
 }  // namespace
@@ -45,10 +46,18 @@ void rotate_weights(const Tensor& basis_LL, MlaWeights& w) {
 
 std::vector<SliceMaps> rotated_slices(const Tensor& variance_L, int64_t groups) {
   const int64_t d_latent = variance_L.size(0);
+  // Latents are fp32: rounding alone gives each coordinate about eps^2 of the variance.
+  constexpr double kEps = std::numeric_limits<float>::epsilon();
+  const double least = static_cast<double>(d_latent) * kEps * kEps;
   std::vector<SliceMaps> slices;
   for (int64_t group = 0; group < groups; ++group) {
     const Range columns = even_share(d_latent, groups, group);
     const double share = (variance_L.narrow(0, columns.begin, columns.size()).sum() / variance_L.sum()).item<double>();
+    if (!(share > least)) {
+      throw DataError(
+          "calibration: expected latents that vary in each of {} slices, got {:.1e} of the variance in slice {}",
+          groups, share, group);
+    }
     SliceMaps maps = plain_slice(d_latent, groups, group);
     maps.key_Lw = maps.key_Lw / share;
     slices.push_back(maps);

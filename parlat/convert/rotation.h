@@ -20,11 +20,11 @@ Tensor hadamard_basis(int64_t d_latent, uint64_t seed);
 Tensor pca_basis(const LayerSamples& samples);
 
 // The basis folded into weights, computed in fp64: w_dkv <- U^T w_dkv (its L latent rows), w_ukv <- (w_ukv kv_norm) U,
-// kv_norm <- 1. Tensors keep their dtypes.
+// kv_norm <- 1.
 void rotate_weights(const Tensor& basis_LL, MlaWeights& weights);
 
 // The slices of a rotated layer as published: consecutive columns, each one's score divided by its share of the
-// variance. share_L: the variance of each coordinate.
+// variance. variance_L: of each coordinate. DataError where a slice's is not above what rounding leaves.
 std::vector<SliceMaps> rotated_slices(const Tensor& variance_L, int64_t groups);
 // Variance of each coordinate of c_kv / kv_norm in the basis.
 Tensor variance_in(const Tensor& basis_LL, const LayerSamples& samples);

@@ -90,6 +90,15 @@ void AtomicFile::write(std::string_view bytes) {
   if (!write_fully(fd_, bytes)) fail("cannot be written");
 }
 
+bool AtomicFile::link(const std::filesystem::path& from) {
+  if (temporary_.empty()) return false;
+  const std::string linked = temporary_.string() + ".tmp";
+  if (::linkat(AT_FDCWD, from.c_str(), AT_FDCWD, linked.c_str(), AT_SYMLINK_FOLLOW) != 0) return false;
+  if (::rename(linked.c_str(), temporary_.c_str()) == 0) return true;
+  ::unlink(linked.c_str());
+  return false;
+}
+
 void AtomicFile::sync() {
   // Pipes and some special files have nothing to sync.
   if (::fsync(fd_) != 0 && errno != EINVAL) fail("cannot be synced");
@@ -100,7 +109,9 @@ void AtomicFile::commit() {
   const bool renames = !temporary_.empty();
   if (renames && ::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot be renamed into place");
   ::close(std::exchange(fd_, -1));
-  if (renames) sync_folder(target_.parent_path());
+  if (!renames) return;
+  ::unlink(temporary_.c_str());  // renaming one name of a file to another of its names leaves both
+  sync_folder(target_.parent_path());
 }
 
 }  // namespace parlat

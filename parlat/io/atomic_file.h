@@ -17,6 +17,9 @@ class AtomicFile {
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&&) = delete;
   void write(std::string_view bytes);
+  // Instead of bytes of its own: becomes another name of a file (of what it names, if it is a link). False, and nothing
+  // has changed, where the file system cannot.
+  bool link(const std::filesystem::path& from);
   void sync();    // to disk, under the temporary name
   void commit();  // sync, rename, sync the folder
 

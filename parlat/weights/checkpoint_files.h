@@ -24,17 +24,24 @@ std::vector<std::string> load_weights(const std::filesystem::path& directory, co
 // model, which must equal the embedding). Returns the names that loading would skip.
 std::vector<std::string> check_weights(const std::filesystem::path& directory, const ModelConfig& config);
 
+// The dtype in which the files hold each tensor of the weight table, by its name. Checks as check_weights does.
+std::map<std::string, at::ScalarType> stored_dtypes(const std::filesystem::path& directory, const ModelConfig& config);
+
 // A Hugging Face folder written shard by shard, so that the weights need not be in memory together. Nothing gets its
-// name before everything is written and synced, so a full disk (DataError) leaves an earlier save as it was; weight
-// files of an earlier save that the new one does not replace are then removed.
+// name before everything is written and synced, so a full disk (DataError) leaves an earlier save as it was; where
+// weights were written, those of an earlier save that they do not replace are then removed.
 class CheckpointWriter {
  public:
-  CheckpointWriter(std::filesystem::path directory, int64_t n_shards);
+  CheckpointWriter(std::filesystem::path directory, int64_t n_shards);  // so many of add_shard
   void add_shard(const std::vector<std::pair<std::string, Tensor>>& tensors);
   // A further file that appears together with the others; the caller writes it.
   AtomicFile& stage(const std::string& name);
-  // Writes the index (of more than one shard) and config.json.
+  // A file of another folder, as it is and under its name. Weights take no room twice where hard links are possible.
+  void add_file(const std::filesystem::path& file);
+  // Writes the index (of more than one shard) and config.json, and commits.
   void finish(const ModelConfig& config);
+  // Gives everything its name.
+  void commit();
 
  private:
   std::filesystem::path directory_;

@@ -63,6 +63,13 @@ class Loader {
     }
   }
 
+  // fp8 is a dtype too. After check().
+  std::map<std::string, at::ScalarType> stored_dtypes() const {
+    std::map<std::string, at::ScalarType> dtypes;
+    for (size_t i = 0; i < table_.size(); ++i) dtypes[table_[i].name] = sources_[i].weight.scalar_type();
+    return dtypes;
+  }
+
   const std::vector<std::string>& skipped() const { return skipped_; }
 
  private:
@@ -239,6 +246,14 @@ std::vector<std::string> check_weights(const std::filesystem::path& directory, c
   Loader loader(directory, config, table);
   loader.check();
   return loader.skipped();
+}
+
+std::map<std::string, at::ScalarType> stored_dtypes(const std::filesystem::path& directory, const ModelConfig& config) {
+  ModelWeights unused;
+  const std::vector<WeightRow> table = weight_table(config, all_experts(config), unused);
+  Loader loader(directory, config, table);
+  loader.check();
+  return loader.stored_dtypes();
 }
 
 }  // namespace parlat

@@ -1,3 +1,5 @@
+#include <fstream>
+
 #include "parlat/base/error.h"
 #include "parlat/io/atomic_file.h"
 #include "parlat/io/files.h"
@@ -26,8 +28,11 @@ std::vector<NamedTensors> split_in_shards(const std::vector<WeightRow>& table, i
   return shards;
 }
 
+constexpr const char* kOneFile = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
 std::string shard_name(int64_t index, int64_t count) {
-  return count == 1 ? "model.safetensors" : fmt::format("model-{:05d}-of-{:05d}.safetensors", index + 1, count);
+  return count == 1 ? kOneFile : fmt::format("model-{:05d}-of-{:05d}.safetensors", index + 1, count);
 }
 
 const char* torch_name(at::ScalarType dtype) {
@@ -48,11 +53,20 @@ void remove_stale(const std::filesystem::path& directory, const std::set<std::st
   for (const auto& file : std::filesystem::directory_iterator(directory)) {
     const std::string name = file.path().filename();
     const bool weights = name.starts_with("model") && (name.ends_with(".safetensors") || name.ends_with(".tmp"));
-    if ((weights || name == "model.safetensors.index.json") && !current.contains(name)) {
+    if ((weights || name == kIndex) && !current.contains(name)) {
       std::error_code ignored;
       std::filesystem::remove(file.path(), ignored);
     }
   }
+}
+
+void copy_bytes(const std::filesystem::path& from, AtomicFile& to) {
+  std::ifstream in(from, std::ios::binary);
+  std::string bytes(size_t{1} << 20, '\0');
+  while (in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())) || in.gcount() > 0) {
+    to.write({bytes.data(), static_cast<size_t>(in.gcount())});
+  }
+  if (!in.eof()) throw DataError("{}: cannot be read", from.string());
 }
 
 }  // namespace
@@ -79,20 +93,30 @@ void CheckpointWriter::add_shard(const std::vector<std::pair<std::string, Tensor
   stage_safetensors(stage(name), tensors, {{"format", "pt"}});
 }
 
+void CheckpointWriter::add_file(const std::filesystem::path& file) {
+  AtomicFile& staged = stage(file.filename());
+  const bool linked = file.extension() == ".safetensors" && staged.link(file);  // others may be edited in place
+  if (!linked) copy_bytes(file, staged);
+}
+
 void CheckpointWriter::finish(const ModelConfig& config) {
   PARLAT_ASSERT(written_ == n_shards_, "{} of {} shards", written_, n_shards_);
   if (n_shards_ > 1) {
     const nlohmann::json index = {{"metadata", {{"total_size", bytes_}, {"total_parameters", parameters_}}},
                                   {"weight_map", weight_map_}};
-    stage("model.safetensors.index.json").write(index.dump(2) + "\n");
+    stage(kIndex).write(index.dump(2) + "\n");
   }
   nlohmann::json hf = to_hf_json(config);
   hf.erase("dtype");
   hf["torch_dtype"] = torch_name(dtype_);
   stage("config.json").write(hf.dump(2) + "\n");
+  commit();
+}
+
+void CheckpointWriter::commit() {
   for (AtomicFile& file : files_) file.sync();
   for (AtomicFile& file : files_) file.commit();
-  remove_stale(directory_, names_);
+  if (names_.contains(kOneFile) || names_.contains(kIndex)) remove_stale(directory_, names_);
 }
 
 void save_weights(const std::filesystem::path& directory, const ModelConfig& config,

@@ -7,6 +7,7 @@ namespace parlat {
 
 namespace {
 
+constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr std::string_view kTextModelPrefix = "language_model.";
 
 std::string plain_name(const std::string& name) {
@@ -17,7 +18,7 @@ std::string plain_name(const std::string& name) {
 
 ShardSet::ShardSet(const std::filesystem::path& directory, std::vector<std::string>& problems) {
   const std::filesystem::path single = directory / "model.safetensors";
-  const std::filesystem::path index_path = directory / "model.safetensors.index.json";
+  const std::filesystem::path index_path = directory / kIndex;
   std::error_code ignored;
   if (std::filesystem::exists(single, ignored)) {
     // Without it there is nothing else to report: its own error goes on.
@@ -27,6 +28,7 @@ ShardSet::ShardSet(const std::filesystem::path& directory, std::vector<std::stri
   if (!std::filesystem::exists(index_path, ignored)) {
     throw DataError("{}: expected model.safetensors or model.safetensors.index.json, got neither", directory.string());
   }
+  indexed_ = true;
   const std::map<std::string, std::string> index = read_index(index_path, problems);
   std::set<std::string> shards;
   for (const auto& [name, shard] : index) shards.insert(shard);
@@ -105,6 +107,13 @@ Tensor ShardSet::tensor(const std::string& name) const {
 std::vector<std::string> ShardSet::names() const {
   std::vector<std::string> all;
   for (const auto& [name, place] : where_) all.push_back(name);
+  return all;
+}
+
+std::vector<std::string> ShardSet::files() const {
+  std::vector<std::string> all;
+  for (const Shard& shard : files_) all.push_back(shard.name);
+  if (indexed_) all.emplace_back(kIndex);
   return all;
 }
 

@@ -25,6 +25,8 @@ class ShardSet {
   Tensor tensor(const std::string& name) const;
   const std::string& file_of(const std::string& name) const { return files_.at(where_.at(name).file).name; }
   std::vector<std::string> names() const;
+  // What the folder's weights are read from: the shards that could be opened, and the index if there is one.
+  std::vector<std::string> files() const;
   bool multimodal() const { return multimodal_; }
 
  private:
@@ -42,6 +44,7 @@ class ShardSet {
   void add(const std::string& file, SafetensorsFile shard, std::vector<std::string>& problems);
 
   std::vector<Shard> files_;
+  bool indexed_ = false;
   std::map<std::string, Place> where_;
   std::set<std::string> lost_;
   bool multimodal_ = false;

@@ -116,6 +116,13 @@ SliceMaps plain_slice(int64_t d_latent, int64_t groups, int64_t group) {
   return {map, map, map};
 }
 
+void LatentFingerprint::add(const Tensor& w_dkv) {
+  constexpr size_t kMost = size_t{1} << 16;
+  hash_ = derive_seed(hash_, {static_cast<const char*>(w_dkv.const_data_ptr()), std::min(w_dkv.nbytes(), kMost)});
+}
+
+std::string LatentFingerprint::text() const { return fmt::format("{:016x}", hash_); }
+
 std::string latent_fingerprint(const std::filesystem::path& directory) {
   std::vector<std::string> problems;
   const ShardSet shards(directory, problems);
@@ -123,13 +130,9 @@ std::string latent_fingerprint(const std::filesystem::path& directory) {
   const auto name = [](int64_t layer) {
     return fmt::format("model.layers.{}.self_attn.kv_a_proj_with_mqa.weight", layer);
   };
-  constexpr size_t kMost = size_t{1} << 16;
-  uint64_t hash = 0;
-  for (int64_t layer = 0; shards.contains(name(layer)); ++layer) {
-    const Tensor weight = shards.tensor(name(layer));
-    hash = derive_seed(hash, {static_cast<const char*>(weight.const_data_ptr()), std::min(weight.nbytes(), kMost)});
-  }
-  return fmt::format("{:016x}", hash);
+  LatentFingerprint fingerprint;
+  for (int64_t layer = 0; shards.contains(name(layer)); ++layer) fingerprint.add(shards.tensor(name(layer)));
+  return fingerprint.text();
 }
 
 std::string slice_file_name(int64_t groups) { return fmt::format("slices-{}.safetensors", groups); }
@@ -141,6 +144,12 @@ SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& conf
 std::string slice_transform(const std::filesystem::path& path) { return text_of(SafetensorsFile(path), "transform"); }
 
 void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
+  AtomicFile file(path);
+  stage_slices(file, slices);
+  file.commit();
+}
+
+void stage_slices(AtomicFile& file, const SliceFile& slices) {
   std::map<std::string, Tensor> tensors;
   for (size_t layer = 0; layer < slices.layers.size(); ++layer) {
     for (size_t group = 0; group < slices.layers[layer].size(); ++group) {
@@ -151,7 +160,7 @@ void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
       }
     }
   }
-  write_safetensors(path, {tensors.begin(), tensors.end()},
+  stage_safetensors(file, {tensors.begin(), tensors.end()},
                     {{"format", kFormat},
                      {"model", slices.model},
                      {"transform", slices.transform},

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "parlat/config/model_config.h"
+#include "parlat/io/atomic_file.h"
 #include "parlat/tensor/shape.h"
 
 namespace parlat {
@@ -28,7 +30,16 @@ struct SliceFile {
 };
 
 // A number that tells checkpoints apart: a hash of the bytes of every layer's kv_a_proj_with_mqa, which slices are maps
-// of (the first 64 KiB of each). Fine-tuning often leaves the first layers as they are. Throws what ShardSet throws.
+// of (the first 64 KiB of each). Fine-tuning often leaves the first layers as they are.
+class LatentFingerprint {
+ public:
+  void add(const Tensor& w_dkv);  // of the next layer, contiguous and in the dtype of the file
+  std::string text() const;
+
+ private:
+  uint64_t hash_ = 0;
+};
+// DataError for weights that cannot be read.
 std::string latent_fingerprint(const std::filesystem::path& directory);
 
 // "slices-2.safetensors": the file of a model directory for so many groups.
@@ -41,5 +52,7 @@ SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& conf
 std::string slice_transform(const std::filesystem::path& path);
 // Atomically; DataError.
 void save_slices(const std::filesystem::path& path, const SliceFile& slices);
+// The same into a file that the caller commits.
+void stage_slices(AtomicFile& file, const SliceFile& slices);
 
 }  // namespace parlat

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include "parlat/base/error.h"
 #include "parlat/convert/balanced_start.h"
@@ -11,8 +12,10 @@
 #include "parlat/convert/rotation.h"
 #include "parlat/io/files.h"
 #include "parlat/tensor/fill.h"
+#include "parlat/weights/shard_set.h"
 #include "tests/decode/small_model.h"
 #include "tests/expect_close.h"
+#include "tests/full_disk.h"
 
 namespace parlat {
 namespace {
@@ -80,8 +83,8 @@ TEST_F(Conversion, RotatedCopiesComputeTheSame) {
 TEST_F(Conversion, PrincipalCoordinatesAreUncorrelatedAndFallInVariance) {
   walk_layers(
       saved_.folder.path(), saved_.config, random_windows(6, 40),
-      [&](int64_t, const MlaWeights& weights, const Tensor& x_BSD) {
-        const LayerSamples samples = layer_samples(weights, x_BSD);
+      [&](const WalkedLayer& layer) {
+        const LayerSamples samples = layer_samples(layer.weights.mla, layer.x_BSD);
         const Tensor u = pca_basis(samples);
         EXPECT_CLOSE(at::matmul(u.t(), u), at::eye(16, at::kDouble), Tolerance::rounding(at::kDouble, 16, 16));
         const Tensor variance = variance_in(u, samples);
@@ -125,11 +128,99 @@ TEST_F(Conversion, ASnapshotOfACacheBecomesAFolderOfItsOwn) {
   }
 }
 
+// Names of shards are free: what counts is the index.
+TEST_F(Conversion, TheShardsThatAnIndexNamesAreCopied) {
+  const TemporaryFolder model, out;
+  save_weights(model.path(), saved_.config, saved_.table, 20'000);
+  nlohmann::json index = read_json(model / "model.safetensors.index.json");
+  for (auto& [tensor, shard] : index.at("weight_map").items()) {
+    const std::string old = shard;
+    shard = "weights" + old.substr(5);
+    if (std::filesystem::exists(model / old)) std::filesystem::rename(model / old, model / std::string(shard));
+  }
+  model.write("model.safetensors.index.json", index.dump());
+  ConvertOptions o = options(Transform::kBalanced, out.path());
+  o.model = model.path();
+  o.balanced.steps = 0;
+  convert(o, saved_.config, [](int64_t) {});
+  EXPECT_NO_THROW(check_weights(out.path(), saved_.config));
+  EXPECT_EQ(latent_fingerprint(out.path()), latent_fingerprint(model.path()));
+}
+
+TEST_F(Conversion, AFullDiskLeavesTheEarlierConversion) {
+  const TemporaryFolder out;
+  ConvertOptions o = options(Transform::kBalanced, out.path());
+  o.balanced.steps = 0;
+  convert(o, saved_.config, [](int64_t) {});
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& file : std::filesystem::directory_iterator(out.path())) {
+      files[file.path().filename()] = read_file(file.path());
+    }
+    return files;
+  };
+  const auto before = contents();
+  const TemporaryFolder other;
+  initialize(saved_.table, saved_.config, /*seed=*/6, at::kFloat);
+  save_weights(other.path(), saved_.config, saved_.table);
+  other.write("tokenizer.json", std::string(200'000, ' '));  // larger than slices and rotated shards
+  o.model = other.path();
+  for (const Transform transform : {Transform::kBalanced, Transform::kPca}) {
+    o.transform = transform;
+    const FullDisk full(150'000);
+    EXPECT_THROW(convert(o, saved_.config, [](int64_t) {}), DataError);
+    EXPECT_EQ(contents(), before) << name(transform);
+  }
+}
+
+// A link needs one file system.
+TEST_F(Conversion, WeightsAreCopiedToAnotherFileSystem) {
+  const std::filesystem::path out = fmt::format("/dev/shm/parlat_test_{}", ::getpid());
+  std::error_code error;
+  if (!std::filesystem::create_directory(out, error)) GTEST_SKIP() << "no /dev/shm";
+  ConvertOptions o = options(Transform::kBalanced, out);
+  o.balanced.steps = 0;
+  convert(o, saved_.config, [](int64_t) {});
+  EXPECT_EQ(read_file(out / "model.safetensors"), read_file(saved_.folder / "model.safetensors"));
+  std::filesystem::remove_all(out);
+}
+
+// bf16 with norms, routers and one matrix in other dtypes, and an fp8 matrix.
+TEST_F(Conversion, RotatedCopiesKeepEachTensorsDtype) {
+  const TemporaryFolder model, out;
+  const std::string in_fp8 = "model.layers.1.self_attn.o_proj.weight";
+  ModelConfig config = saved_.config;
+  config.fp8_block = {{128, 128}};
+  std::map<std::string, Tensor> stored;
+  for (const WeightRow& row : saved_.table) {
+    const bool norm_or_router = row.shape.size() == 1 || row.name.ends_with("mlp.gate.weight");
+    const bool half = row.name.ends_with("kv_b_proj.weight");
+    stored[row.name] = row.tensor->to(norm_or_router ? at::kFloat : half ? at::kHalf : at::kBFloat16);
+  }
+  stored[in_fp8] = stored[in_fp8].to(at::kFloat8_e4m3fn);
+  stored[in_fp8 + "_scale_inv"] = at::ones({1, 1});
+  write_safetensors(model / "model.safetensors", {stored.begin(), stored.end()});
+  ConvertOptions o = options(Transform::kPca, out.path());
+  o.model = model.path();
+  convert(o, config, [](int64_t) {});
+  std::vector<std::string> problems;
+  const ShardSet copy(out.path(), problems);
+  EXPECT_EQ(copy.names().size(), saved_.table.size());
+  for (const WeightRow& row : saved_.table) {
+    const Tensor was = row.name == in_fp8 ? stored[in_fp8].to(at::kBFloat16) : stored[row.name];
+    EXPECT_EQ(copy.tensor(row.name).scalar_type(), was.scalar_type()) << row.name;
+    const bool rotated = row.name.find("self_attn.kv_") != std::string::npos;
+    EXPECT_TRUE(rotated || copy.tensor(row.name).equal(was)) << row.name;
+  }
+  EXPECT_EQ(load_slices(out / slice_file_name(2), config).model, latent_fingerprint(out.path()));
+}
+
 TEST_F(Conversion, PrincipalBlocksGiveBackTheLatentAndTheStartIsNoWorse) {
   walk_layers(
       saved_.folder.path(), saved_.config, random_windows(6, 40),
-      [&](int64_t, const MlaWeights& weights, const Tensor& x_BSD) {
-        const LayerSamples samples = layer_samples(weights, x_BSD);
+      [&](const WalkedLayer& layer) {
+        const MlaWeights& weights = layer.weights.mla;
+        const LayerSamples samples = layer_samples(weights, layer.x_BSD);
         std::vector<QuerySample> queries;
         for (int64_t i = 0; i < 3; ++i) queries.push_back(sample_queries(samples, {.windows = 2, .queries = 20}, i));
         for (const int64_t groups : {2, 4}) {
@@ -174,9 +265,24 @@ TEST_F(Conversion, RefusesWhatCannotBe) {
   many.groups = {2, 4, 2};
   EXPECT_THAT(refusal(many), HasSubstr("every number once, got 2 2 times"));
   EXPECT_THROW(hadamard_basis(24, 1), ConfigError);
+  ConvertOptions few = options(Transform::kPca, out.path());
+  few.windows = random_windows(4, 4);
+  EXPECT_THAT(refusal(few), HasSubstr("more tokens for pca than the latent's 16 columns, got 16"));
   ConvertOptions outside = options(Transform::kBalanced, out.path());
   outside.windows[0][3] = 61;
   EXPECT_THAT(refusal(outside), HasSubstr("tokens from 0 to 60, got 61"));
+}
+
+// A text of two tokens: the first layer's latents lie on a line, whatever their number.
+TEST_F(Conversion, SharesOfTheVarianceThatAreRoundingAreRefused) {
+  const TemporaryFolder out;
+  ConvertOptions o = options(Transform::kPca, out.path());
+  for (std::vector<int64_t>& window : o.windows) {
+    for (int64_t& token : window) token %= 2;
+  }
+  EXPECT_THROW(convert(o, saved_.config, [](int64_t) {}), DataError);
+  EXPECT_NO_THROW(rotated_slices(at::ones({16}, at::kDouble), 16));
+  EXPECT_THROW(rotated_slices(at::zeros({16}, at::kDouble), 2), DataError);
 }
 
 TEST_F(Conversion, AFolderThatTakesNoFilesIsFoundOutBeforeTheWork) {

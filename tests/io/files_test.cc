@@ -91,6 +91,28 @@ TEST(Files, ALinkIsFollowedNotReplaced) {
   EXPECT_EQ(read_file(folder / "far" / "a"), "new");
 }
 
+TEST(Files, AnotherNameOfAFileIsThatFile) {
+  const TemporaryFolder folder;
+  const std::filesystem::path old = folder.write("old", "bytes"), link = folder / "link";
+  std::filesystem::create_symlink("old", link);
+  for (int time = 0; time < 2; ++time) {  // the second time the name is that file's already
+    AtomicFile file(folder / "new");
+    EXPECT_TRUE(file.link(link));
+    EXPECT_EQ(std::filesystem::exists(folder / "new"), time == 1) << "before commit";
+    file.commit();
+    EXPECT_TRUE(std::filesystem::is_regular_file(std::filesystem::symlink_status(folder / "new")));
+    EXPECT_TRUE(std::filesystem::equivalent(folder / "new", old));
+  }
+  AtomicFile file(folder / "third");
+  EXPECT_FALSE(file.link(folder / "nowhere"));
+  file.write("its own");
+  file.commit();
+  EXPECT_EQ(read_file(folder / "third"), "its own");
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+  }
+}
+
 TEST(Files, DevicesAndPipesAreWrittenToNotReplaced) {
   const TemporaryFolder folder;
   write_file_atomically("/dev/null", "x");
