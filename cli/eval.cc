@@ -74,8 +74,8 @@ Text make_text(const Flags& flags, const ModelConfig& config) {
 std::vector<Row> evaluate_layouts(const Flags& flags, const ModelConfig& config, const Text& text, Communicator& comm) {
   const ModelSource source{.directory = flags.decode.model, .slices = flags.decode.slices, .seed = 1};
   const auto decoder_of = [&](const LayoutSpec& layout) {
-    // A window, and what page borders on every rank waste.
-    return make_decoder(flags.decode, config, layout, flags.window + kPageTokens * comm.size(), comm);
+    const Placement placement = place(layout, config.mla.dims, comm.size(), comm.rank());
+    return make_decoder(flags.decode, config, layout, Decoder::cache_tokens_for({flags.window}, placement), comm);
   };
   const auto spec_of = [&](const std::string& layout) {
     return listed_layout_spec(layout, flags.decode.groups, comm.size());

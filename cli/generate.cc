@@ -186,14 +186,15 @@ class Printer {
   std::unique_ptr<const std::string> published_;
 };
 
-int64_t cache_tokens(const std::vector<Request>& requests, int64_t max_positions, int ranks) {
-  int64_t tokens = 0;
+// Of all requests at once.
+int64_t cache_tokens(const std::vector<Request>& requests, const ModelConfig& config, const LayoutSpec& layout,
+                     const Communicator& comm) {
+  std::vector<int64_t> lengths;
   for (const Request& request : requests) {
-    // Whole pages on every rank.
-    tokens += std::min(static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens, max_positions) +
-              kPageTokens * ranks;
+    lengths.push_back(
+        std::min(static_cast<int64_t>(request.prompt.size()) + request.max_new_tokens, config.max_positions));
   }
-  return tokens;
+  return Decoder::cache_tokens_for(lengths, place(layout, config.mla.dims, comm.size(), comm.rank()));
 }
 
 // The ranks that only run prompts.
@@ -232,8 +233,7 @@ void generate(const Flags& flags, const ModelConfig& config, const Tokenizer& to
     if (world.rank() < flags.prefill_ranks) return serve_prompts(flags, config, requests, plan, *group, world);
   }
   Communicator& comm = separate ? *group : world;
-  const auto decoder =
-      make_decoder(flags.decode, config, layout, cache_tokens(requests, config.max_positions, comm.size()), comm);
+  const auto decoder = make_decoder(flags.decode, config, layout, cache_tokens(requests, config, layout, comm), comm);
   EngineOptions options{.prefill_chunk = flags.chunk, .exact_prefill = exact_prefill(flags.decode)};
   if (separate) {
     options.remote_prefill = [&](int64_t slot, Range chunk, bool last) {

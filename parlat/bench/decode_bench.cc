@@ -145,10 +145,10 @@ std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, cons
             load_model_shard(source, options.config, options.layout, comm.size(), comm.rank(), options.dtype);
         const Placement placement = shard.placement;
         const int64_t pages = budgeted ? pages_in_budget(options, shard) : 0;
-        const int64_t each = longest + options.steps + 2 + kPageTokens * comm.size();
-        const int64_t sharers = placement.tokens_split ? placement.members : 1;
+        const std::vector<int64_t> lengths(most, longest + options.steps + 2);
         Decoder decoder(std::move(shard), comm,
-                        {.cache_tokens = budgeted ? pages * kPageTokens * sharers : most * each,
+                        {.cache_tokens = budgeted ? pages * kPageTokens * placement.token_sharers()
+                                                  : Decoder::cache_tokens_for(lengths, placement),
                          .cache_dtype = options.cache_dtype,
                          .slice_norm = false});
         decoder.cache().fill_random(options.seed);

@@ -113,8 +113,9 @@ LayoutCheck check_shard(ModelShard shard, const LayoutCase& given, Communicator&
   shard.config = layout_case.model;
   const Tensor drawn = seeded_integers({given.tokens}, given.model.vocab_size, given.source.seed, "layout check");
   const std::vector<int64_t> tokens(drawn.const_data_ptr<int64_t>(), drawn.const_data_ptr<int64_t>() + given.tokens);
+  const Placement placement = shard.placement;
   Decoder decoder(std::move(shard), comm,
-                  {.cache_tokens = 2 * (given.tokens + kPageTokens * comm.size()),
+                  {.cache_tokens = Decoder::cache_tokens_for({given.tokens, given.tokens}, placement),
                    .cache_dtype = given.cache_dtype,
                    .slice_norm = false});
   const Decoded got = decode_tokens(decoder, tokens);
