@@ -141,7 +141,7 @@ FormCosts form_costs(TrainForm form, const AttentionShape& shape) {
       gather(shape, split, d.d_cache() + d_q_latent, costs);
       save(shape, split, split.all_tokens, split.heads, split.all_tokens * d_q_latent + latent_elements(shape, split),
            costs);
-      costs.saved_bytes += split.all_tokens * d.d_rope * kFp32Bytes;
+      costs.saved_bytes += split.all_tokens * d.d_rope * std::max<int64_t>(shape.element_bytes, kFp32Bytes);
       return costs;
     }
     case TrainForm::kRing:
