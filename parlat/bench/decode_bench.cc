@@ -80,14 +80,15 @@ int64_t batch_in_pages(int64_t pages, const Placement& placement, int64_t contex
 
 void time_steps(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, Sequences& sequences,
                 DecodeBenchRow& row) {
+  const auto most = [&](double of_rank) { return comm.max_over_ranks(of_rank, "bench decode"); };
   const auto step = [&] { decoder.logits(decoder.forward(sequences.step(options.config.vocab_size))); };
   const Traffic before = comm.traffic();
   step();  // to warm up
-  row.sent_bytes = (comm.traffic() - before).bytes();
+  row.sent_bytes = static_cast<int64_t>(most(static_cast<double>((comm.traffic() - before).bytes())));
   std::vector<double> ms;
   for (int64_t i = 0; i < options.steps; ++i) {
     comm.barrier("bench decode");
-    ms.push_back(comm.max_over_ranks(1e3 * seconds_of(step), "bench decode"));
+    ms.push_back(most(1e3 * seconds_of(step)));
   }
   row.ms = spread_of(ms);
   const double seconds = row.ms.median / 1e3;
@@ -98,14 +99,14 @@ void time_steps(const DecodeBenchOptions& options, Decoder& decoder, Communicato
                layers = static_cast<double>(options.config.n_layers);
   const double width = static_cast<double>(decoder.shard().layers[0].attention.width);
   const double heads = static_cast<double>(p.tokens_split ? d.n_heads : p.heads.size());
-  row.cache_gb_per_s = rows * static_cast<double>(decoder.cache().bytes_per_row()) / seconds / 1e9;
-  row.attention_gflops = 2 * rows * layers * heads * (2 * width + static_cast<double>(d.d_rope)) / seconds / 1e9;
+  row.cache_gb_per_s = most(rows * static_cast<double>(decoder.cache().bytes_per_row())) / seconds / 1e9;
+  row.attention_gflops = most(2 * rows * layers * heads * (2 * width + static_cast<double>(d.d_rope))) / seconds / 1e9;
 }
 
 // Completes a row of which context, batch and step are known. Without sequences, or after steps that are not the
 // layout's, it says only what a token takes.
 void bench_case(const DecodeBenchOptions& options, Decoder& decoder, Communicator& comm, DecodeBenchRow& row) {
-  row.cache_bytes_per_token = decoder.cache_bytes_per_token();
+  row.cache_bytes_per_token = comm.max_over_ranks(decoder.cache_bytes_per_token(), "bench decode");
   row.ok = row.step.ok;
   if (row.batch == 0 || !row.ok) return;
   const int64_t own = options.steps + 1;  // tokens that the steps store

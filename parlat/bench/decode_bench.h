@@ -25,17 +25,18 @@ struct DecodeBenchOptions {
   uint64_t seed = 1;
 };
 
-// Nothing is timed where batch is 0 (not one sequence fits in the budget) or ok is false.
+// Of a rank: where ranks differ, the largest, and times are those of the slowest. Nothing is timed where batch is 0
+// (not one sequence fits in the budget) or ok is false.
 struct DecodeBenchRow {
   int64_t context = 0, batch = 0;
   Spread ms;  // of one step of the whole batch
   double tokens_per_s = 0;
-  double cache_bytes_per_token = 0;     // a rank, all layers
-  int64_t cache_bytes = 0;              // of the pages that the batch takes, on the rank with most
-  double cache_gb_per_s = 0;            // latents read by a rank's attention, over the whole step
-  double attention_gflops = 0;          // multiply-adds times two of a rank's attention, over the whole step
-  int64_t sent_bytes = 0;               // a rank and step
-  double max_error = 0, tolerance = 0;  // of attention over the whole context, the rank with the largest error
+  double cache_bytes_per_token = 0;     // all layers
+  int64_t cache_bytes = 0;              // of the pages that the batch takes
+  double cache_gb_per_s = 0;            // latents read by attention, over the whole step
+  double attention_gflops = 0;          // multiply-adds times two of attention, over the whole step
+  int64_t sent_bytes = 0;               // a step
+  double max_error = 0, tolerance = 0;  // of attention over the whole context
   LayoutCheck step;
   bool ok = false;
 };

@@ -3,6 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <cmath>
+#include <thread>
+
 #include "parlat/base/error.h"
 #include "parlat/kernels/decode_attention.h"
 #include "tests/run_ranks.h"
@@ -99,14 +103,23 @@ struct OpenCommunicator : Communicator {
   using Communicator::do_exchange;
 };
 
-// Ranks whose exchanges of one name arrive changed from rank 1.
+// Ranks whose exchanges of one name arrive changed from rank 1, and one of which takes long to end what it did in a
+// group.
 class Disturbed final : public Communicator {
  public:
-  Disturbed(Communicator& inner, std::string what)
-      : Communicator(inner.rank(), inner.size(), std::make_shared<Traffic>()), inner_(inner), what_(std::move(what)) {}
+  Disturbed(Communicator& inner, std::string what, int late = -1)
+      : Communicator(inner.rank(), inner.size(), std::make_shared<Traffic>()),
+        inner_(inner),
+        what_(std::move(what)),
+        late_(inner.rank() == late) {}
+  ~Disturbed() override {
+    if (owned_ && late_) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  Disturbed(const Disturbed&) = delete;
+  Disturbed& operator=(const Disturbed&) = delete;
   std::unique_ptr<Communicator> split(int color) override {
     std::unique_ptr<Communicator> group = inner_.split(color);
-    auto disturbed = std::make_unique<Disturbed>(*group, what_);
+    auto disturbed = std::make_unique<Disturbed>(*group, what_, late_ ? group->rank() : -1);
     disturbed->owned_ = std::move(group);
     return disturbed;
   }
@@ -125,6 +138,7 @@ class Disturbed final : public Communicator {
   Communicator& inner_;
   std::unique_ptr<Communicator> owned_;
   std::string what_;
+  bool late_;
 };
 
 TEST(DecodeBench, TimesNothingAfterStepsThatAreNotTheLayouts) {
@@ -149,6 +163,38 @@ TEST(DecodeBench, TimesNothingAfterStepsThatAreNotTheLayouts) {
       EXPECT_EQ(row.tokens_per_s, 0);
       EXPECT_EQ(row.ms.median, 0);
     }
+  }
+}
+
+// Three ranks have 3, 3 and 2 of 8 heads, slices of 11, 11 and 10 columns, and shares of tokens and vocabulary that
+// differ.
+TEST(DecodeBench, FiguresAreThoseOfTheRankWithMostWhicheverEndsLast) {
+  using enum DecodeLayout;
+  for (const LayoutSpec& layout : {LayoutSpec{kMla, 1}, LayoutSpec{kTpla, 3}, LayoutSpec{kDcp, 1}}) {
+    const DecodeBenchOptions options = small_options(layout.layout, layout.groups);
+    ASSERT_EQ(options.config.mla.dims.n_heads, 8);
+    const auto figures = [&](int late) {
+      const RankRunner runner = [late](const auto& body) {
+        run_ranks(3, [&](Communicator& comm) {
+          Disturbed with(comm, "", late);
+          body(with);
+        });
+      };
+      std::vector<std::vector<double>> found;
+      for (const DecodeBenchRow& row : bench_decode(options, runner, [](const std::string&) {})) {
+        const auto in_a_step = [&](double giga_per_s) { return std::round(giga_per_s * row.ms.median * 1e6); };
+        found.push_back({static_cast<double>(row.sent_bytes), row.cache_bytes_per_token, in_a_step(row.cache_gb_per_s),
+                         in_a_step(row.attention_gflops)});
+      }
+      return found;
+    };
+    const auto first = figures(0);
+    EXPECT_EQ(first, figures(2)) << name(layout.layout);
+    const double width = layout.layout == kTpla ? 11 : 32, tokens = layout.layout == kDcp ? 44 : 130;
+    EXPECT_EQ(first[0][1], 2 * 2 * (width + 8) / (layout.layout == kDcp ? 3 : 1)) << name(layout.layout);
+    EXPECT_EQ(first[0][2], 3 * tokens * 2 * 2 * (width + 8)) << name(layout.layout);
+    EXPECT_EQ(first[0][3], 2 * 3 * tokens * 2 * (layout.layout == kMla ? 3 : 8) * (2 * width + 8))
+        << name(layout.layout);
   }
 }
 
