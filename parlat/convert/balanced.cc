@@ -13,12 +13,10 @@ namespace parlat {
 
 namespace {
 
-// Samples that no step of the fit draws: to find the start, and to judge the end.
-constexpr int64_t kHeldOut = 6;
-
-std::vector<QuerySample> held_out(const LayerSamples& samples, const SampleSize& size, int64_t first) {
+// To find the start and to judge the end.
+std::vector<QuerySample> six_samples(const LayerSamples& samples, const QueryPool& pool, const SampleSize& size) {
   std::vector<QuerySample> queries;
-  for (int64_t i = 0; i < kHeldOut; ++i) queries.push_back(sample_queries(samples, size, -first - i));
+  for (int64_t i = 1; i <= 6; ++i) queries.push_back(sample_queries(samples, pool, size, -i));
   return queries;
 }
 
@@ -61,8 +59,8 @@ double rate_at(int64_t step, int64_t steps, double peak) {
 // times that. A few times as much a step, or a nearly exact layer ends with the fit's noise.
 double peak_rate(double error, int64_t d_latent) { return 3 * std::sqrt(error / static_cast<double>(d_latent)); }
 
-std::vector<SliceMaps> fit(const LayerSamples& samples, const Start& start, const BalancedOptions& options,
-                           const SampleSize& size) {
+std::vector<SliceMaps> fit(const LayerSamples& samples, const QueryPool& pool, const Start& start,
+                           const BalancedOptions& options, const SampleSize& size) {
   const at::AutoGradMode grad(true);
   const WhiteMaps white(start.slices, start.whitening);
   const double peak = peak_rate(start.error, samples.weights.dims().d_latent);
@@ -70,7 +68,7 @@ std::vector<SliceMaps> fit(const LayerSamples& samples, const Start& start, cons
   for (int64_t step = 0; step < options.steps; ++step) {
     static_cast<torch::optim::AdamOptions&>(adam.param_groups()[0].options()).lr(rate_at(step, options.steps, peak));
     adam.zero_grad();
-    output_error(white.slices(), sample_queries(samples, size, step), samples.weights).backward();
+    output_error(white.slices(), sample_queries(samples, pool, size, step), samples.weights).backward();
     adam.step();
   }
   std::vector<SliceMaps> slices = white.slices();
@@ -82,11 +80,12 @@ std::vector<SliceMaps> fit(const LayerSamples& samples, const Start& start, cons
 
 BalancedResult balance(const LayerSamples& samples, const BalancedOptions& options) {
   const SampleSize size{.windows = options.windows, .queries = options.queries, .seed = options.seed};
-  Start start = best_start(samples, held_out(samples, size, 1), options.groups);
-  const std::vector<QuerySample> judges = held_out(samples, size, 1 + kHeldOut);
+  const auto [fitted, judging] = split_queries(samples.x_BSD.size(0), samples.x_BSD.size(1));
+  Start start = best_start(samples, six_samples(samples, fitted, size), options.groups);
+  const std::vector<QuerySample> judges = six_samples(samples, judging, size);
   BalancedResult result;
   result.error_before = mean_error(start.slices, judges, samples.weights);
-  result.slices = fit(samples, start, options, size);
+  result.slices = fit(samples, fitted, start, options, size);
   result.error_after = mean_error(result.slices, judges, samples.weights);
   if (options.steps == 0 || result.error_after > result.error_before) {
     result.slices = std::move(start.slices);

@@ -22,16 +22,29 @@ Tensor output(const MlaWeights& w, const Tensor& out_latent_bHqL) {
 
 }  // namespace
 
-QuerySample sample_queries(const LayerSamples& samples, const SampleSize& size, int64_t index) {
+SplitQueries split_queries(int64_t n_windows, int64_t n_tokens) {
+  const int64_t kept = std::max<int64_t>(1, (n_windows == 1 ? n_tokens : n_windows) / 8);
+  if (n_windows == 1) return {{{0}, {0, n_tokens - kept}}, {{0}, {n_tokens - kept, n_tokens}}};
+  SplitQueries split{{{}, {0, n_tokens}}, {{}, {0, n_tokens}}};
+  for (int64_t i = 0; i < kept; ++i) split.judge.windows.push_back((2 * i + 1) * n_windows / (2 * kept));
+  for (int64_t window = 0; window < n_windows; ++window) {
+    if (!std::ranges::binary_search(split.judge.windows, window)) split.fit.windows.push_back(window);
+  }
+  return split;
+}
+
+QuerySample sample_queries(const LayerSamples& samples, const QueryPool& pool, const SampleSize& size, int64_t index) {
   const at::NoGradGuard no_grad;
   const MlaWeights& w = samples.weights;
   const MlaDims& d = w.dims();
-  const int64_t n_windows = samples.x_BSD.size(0), n_tokens = samples.x_BSD.size(1);
+  const int64_t n_tokens = samples.x_BSD.size(1);
   const auto some = [&](int64_t count, int64_t of, const char* what) {
     const Tensor order = seeded_normal({of}, 1.0, size.seed, fmt::format("{} {}", what, index)).argsort();
     return std::get<0>(order.narrow(0, 0, std::min(count, of)).sort());
   };
-  const Tensor windows = some(size.windows, n_windows, "windows"), queries = some(size.queries, n_tokens, "queries");
+  const auto n_windows = static_cast<int64_t>(pool.windows.size());
+  const Tensor windows = at::tensor(pool.windows, at::kLong).index_select(0, some(size.windows, n_windows, "windows"));
+  const Tensor queries = some(size.queries, pool.positions.size(), "queries") + pool.positions.begin;
   const Tensor x_bSD = samples.x_BSD.index_select(0, windows);
   const RopeTable rope{samples.rope.cos_BSr.index_select(1, queries).expand({x_bSD.size(0), -1, -1}).contiguous(),
                        samples.rope.sin_BSr.index_select(1, queries).expand({x_bSD.size(0), -1, -1}).contiguous(),

@@ -5,10 +5,24 @@
 #include <cstdint>
 #include <vector>
 
+#include "parlat/base/range.h"
 #include "parlat/convert/layer_samples.h"
 #include "parlat/weights/slice_maps.h"
 
 namespace parlat {
+
+// Queries that may be drawn: those at some positions of some windows of the calibration text.
+struct QueryPool {
+  std::vector<int64_t> windows;
+  Range positions;
+};
+
+// An eighth of the windows, at least one and at even distances, is kept to judge by: no query of theirs is fitted. Of a
+// single window it is the last eighth of the positions.
+struct SplitQueries {
+  QueryPool fit, judge;
+};
+SplitQueries split_queries(int64_t n_windows, int64_t n_tokens);
 
 struct SampleSize {
   int64_t windows = 4, queries = 128;  // of each window
@@ -24,7 +38,7 @@ struct QuerySample {
   Tensor out_bqD;          // and its output
 };
 // The index-th sample: windows and queries follow from size.seed and index.
-QuerySample sample_queries(const LayerSamples& samples, const SampleSize& size, int64_t index);
+QuerySample sample_queries(const LayerSamples& samples, const QueryPool& pool, const SampleSize& size, int64_t index);
 
 // The slices' weighted latents one beside the other, [b, H, q, sum of w].
 Tensor sliced_out_latent(const std::vector<SliceMaps>& slices, const QuerySample& sample);

@@ -6,6 +6,9 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include "parlat/base/error.h"
 #include "parlat/convert/balanced_start.h"
 #include "parlat/convert/layer_walk.h"
@@ -221,8 +224,10 @@ TEST_F(Conversion, PrincipalBlocksGiveBackTheLatentAndTheStartIsNoWorse) {
       [&](const WalkedLayer& layer) {
         const MlaWeights& weights = layer.weights.mla;
         const LayerSamples samples = layer_samples(weights, layer.x_BSD);
+        const QueryPool all{{0, 1, 2, 3, 4, 5}, {0, 40}};
         std::vector<QuerySample> queries;
-        for (int64_t i = 0; i < 3; ++i) queries.push_back(sample_queries(samples, {.windows = 2, .queries = 20}, i));
+        for (int64_t i = 0; i < 3; ++i)
+          queries.push_back(sample_queries(samples, all, {.windows = 2, .queries = 20}, i));
         for (const int64_t groups : {2, 4}) {
           const std::vector<SliceMaps> blocks = principal_blocks(samples, groups);
           Tensor sum = at::zeros({16, 16});
@@ -234,6 +239,43 @@ TEST_F(Conversion, PrincipalBlocksGiveBackTheLatentAndTheStartIsNoWorse) {
         }
         // One slice of everything is exact.
         EXPECT_LT(mean_error({plain_slice(16, 1, 0)}, queries, weights), 1e-9);
+      },
+      [](int64_t) {});
+}
+
+TEST_F(Conversion, QueriesThatJudgeAreNotFitted) {
+  for (const int64_t n_windows : {2, 7, 8, 9, 64}) {
+    const auto [fit, judge] = split_queries(n_windows, 40);
+    EXPECT_EQ(judge.windows.size(), std::max<int64_t>(1, n_windows / 8));
+    std::vector<int64_t> both = fit.windows;
+    both.insert(both.end(), judge.windows.begin(), judge.windows.end());
+    std::ranges::sort(both);
+    std::vector<int64_t> all(n_windows);
+    std::iota(all.begin(), all.end(), 0);
+    EXPECT_EQ(both, all);
+    EXPECT_EQ(judge.positions, (Range{0, 40}));
+  }
+  for (const auto& [n_tokens, kept] : {std::pair{2, 1}, std::pair{40, 5}}) {
+    const auto [fit, judge] = split_queries(1, n_tokens);
+    EXPECT_EQ(fit.positions, (Range{0, n_tokens - kept}));
+    EXPECT_EQ(judge.positions, (Range{n_tokens - kept, n_tokens}));
+  }
+}
+
+// What one short window teaches is wrong elsewhere: the start is kept, in both layers.
+TEST_F(Conversion, AFitToItsOwnWindowsAloneIsNotTaken) {
+  walk_layers(
+      saved_.folder.path(), saved_.config, random_windows(10, 24),
+      [&](const WalkedLayer& layer) {
+        const MlaWeights& weights = layer.weights.mla;
+        const LayerSamples few = layer_samples(weights, layer.x_BSD.narrow(0, 0, 2));
+        const LayerSamples fresh = layer_samples(weights, layer.x_BSD.narrow(0, 2, 8));
+        const QueryPool all{{0, 1, 2, 3, 4, 5, 6, 7}, {0, 24}};
+        const std::vector<QuerySample> unseen = {sample_queries(fresh, all, {.windows = 8, .queries = 24}, 0)};
+        const auto error = [&](int64_t steps) {
+          return mean_error(balance(few, {.groups = 4, .steps = steps}).slices, unseen, weights);
+        };
+        EXPECT_LE(error(200), error(0)) << layer.index;
       },
       [](int64_t) {});
 }
