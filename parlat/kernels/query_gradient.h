@@ -13,9 +13,9 @@ class QueryGradient {
   QueryGradient(Tensor sums_BSHd) : sums_BSHd_(std::move(sums_BSHd)) {}  // NOLINT: a tensor is one kind
 
   // Zeros for queries q, to be added to n_parts times (n_parts sets of keys). Several parts in bf16 take two bytes an
-  // element all the same: integers of 16 bits in a unit of each token and head, the largest element being 32,767 of
-  // them. A part rounds by half a unit, 2^-16 of that element, so that in a sum of n parts n 2^-7 of what bf16 rounds
-  // the largest off in the end is lost. A NaN or an infinity makes its token's whole row NaN.
+  // element all the same, and one for 32: integers of 16 bits in units of a power of two, of which the largest of 32
+  // columns of a token and head is 2^14 to 2^15. A part rounds by half a unit, so n parts lose n 2^-15 of that element,
+  // of which bf16 loses 2^-9 in the end. A NaN or an infinity makes those 32 columns NaN.
   static QueryGradient zeros(const Tensor& q_BSHd, int n_parts);
 
   // The sums of one head in one sequence [S, d] in the dtype of the arithmetic; add to them, then close.
@@ -27,7 +27,7 @@ class QueryGradient {
 
  private:
   Tensor sums_BSHd_;
-  Tensor unit_BSH_;  // fp32; defined where sums are integers
+  Tensor exponents_BSHb_;  // int8, of the unit of each block of columns; defined where sums are integers
 };
 
 }  // namespace parlat

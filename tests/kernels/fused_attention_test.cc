@@ -145,9 +145,7 @@ class InParts {
   template <typename KeysOf>
   InParts(const Tensor& q, const Tensor& grad, const KeyRanges& visible, const std::vector<Range>& parts,
           const KeysOf& keys_of)
-      : out(at::empty(grad.sizes(), compute_options(q))),
-        lse(at::empty(grad.sizes().slice(0, 3), compute_options(q))),
-        grad_q(at::zeros(q.sizes(), compute_options(q))) {
+      : out(at::empty(grad.sizes(), compute_options(q))), lse(at::empty(grad.sizes().slice(0, 3), compute_options(q))) {
     const at::NoGradGuard no_grad;
     bool resume = false;
     for (const Range& part : parts) {
@@ -155,10 +153,12 @@ class InParts {
       fused_forward({q, seen, kScale}, keys_of(part), out, lse, std::exchange(resume, true));
     }
     const Tensor along = out_along_gradient(out, grad);
+    QueryGradient sums = QueryGradient::zeros(q, static_cast<int>(parts.size()));
     for (const Range& part : parts) {
       const KeyRanges seen = seen_of(visible, part);
-      fused_backward({q, seen, kScale}, keys_of(part), along, lse, grad, grad_q, /*parts=*/true);
+      fused_backward({q, seen, kScale}, keys_of(part), along, lse, grad, sums, /*parts=*/true);
     }
+    grad_q = std::move(sums).finish(compute_options(q).dtype().toScalarType());
   }
   Tensor out, lse, grad_q;
 
