@@ -1,6 +1,8 @@
 #include "cli/verify_layouts.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "cli/ranks.h"
 #include "parlat/bench/layout_check.h"
@@ -44,6 +46,8 @@ VerifiedLayouts verify_layouts(const CommonOptions& common, const std::filesyste
   config.n_layers = std::min(config.n_layers, kLayers);
   const ModelSource source{.directory = model, .slices = {}, .seed = common.seed};
   const at::ScalarType dtype = parse_dtype(common.dtype);
+  // Before ranks start; one on any number of ranks, and of all layouts whose heads see every slice.
+  std::map<std::pair<bool, int64_t>, LayoutDefinition> definitions;
   VerifiedLayouts verified;
   verified.table = {{"layout", "groups", "ranks", "error", "allowed", ""}};
   for (const CommonOptions& options : each_rank_count(common)) {
@@ -56,9 +60,13 @@ VerifiedLayouts verify_layouts(const CommonOptions& common, const std::filesyste
             {std::string(name(layout)), "-", fmt::format("{}", ranks), "-", "-", "left out: slices need 2 ranks"});
       }
       for (const LayoutSpec& spec : specs) {
+        const LayoutCase layout_case{
+            .source = source, .model = config, .layout = spec, .dtype = dtype, .cache_dtype = dtype};
+        const auto [found, is_new] = definitions.try_emplace({layout == DecodeLayout::kGla, spec.groups});
+        LayoutDefinition& definition = found->second;
+        if (is_new) load_in_every_process(options, [&] { definition = define_layout(layout_case); });
         const LayoutCheck check = run_and_keep(run_ranks, LayoutCheck(), [&](Communicator& comm, LayoutCheck& mine) {
-          mine = check_layout({.source = source, .model = config, .layout = spec, .dtype = dtype, .cache_dtype = dtype},
-                              comm);
+          mine = check_layout(layout_case, definition, comm);
         });
         add_check(check, spec, ranks, common.dtype, verified);
       }

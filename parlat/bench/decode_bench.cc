@@ -133,15 +133,16 @@ std::vector<DecodeBenchRow> bench_decode(const DecodeBenchOptions& options, cons
     throw ConfigError("context: expected more than the {} tokens that the steps store, got {}", options.steps + 1,
                       shortest);
   }
+  const ModelSource source{.directory = {}, .slices = {}, .seed = options.seed};
+  const LayoutCase verified{.source = source,
+                            .model = verified_part(options.config),
+                            .layout = options.layout,
+                            .dtype = options.dtype,
+                            .cache_dtype = options.cache_dtype};
+  const LayoutDefinition definition = define_layout(verified);
   return run_and_keep(
       run_ranks, std::vector<DecodeBenchRow>(), [&](Communicator& comm, std::vector<DecodeBenchRow>& rows) {
-        const ModelSource source{.directory = {}, .slices = {}, .seed = options.seed};
-        const LayoutCheck step = check_layout({.source = source,
-                                               .model = verified_part(options.config),
-                                               .layout = options.layout,
-                                               .dtype = options.dtype,
-                                               .cache_dtype = options.cache_dtype},
-                                              comm);
+        const LayoutCheck step = check_layout(verified, definition, comm);
         ModelShard shard =
             load_model_shard(source, options.config, options.layout, comm.size(), comm.rank(), options.dtype);
         const Placement placement = shard.placement;

@@ -6,7 +6,6 @@
 #include "parlat/decode/decoder.h"
 #include "parlat/decode/sliced_oracle.h"
 #include "parlat/model/transformer.h"
-#include "parlat/tensor/compare.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/weights/checkpoint_files.h"
 
@@ -14,17 +13,35 @@ namespace parlat {
 
 namespace {
 
+// Choosing experts jumps where two of them score nearly alike and rounding decides. Which are chosen is no matter of
+// layouts, and all of them together do not jump.
+ModelConfig with_all_experts(ModelConfig config) {
+  if (config.moe) {
+    config.moe->experts_per_token = config.moe->n_routed;
+    config.moe->topk_group = config.moe->n_group;
+  }
+  return config;
+}
+
+std::vector<int64_t> tokens_of(const LayoutCase& layout_case) {
+  const Tensor drawn =
+      seeded_integers({layout_case.tokens}, layout_case.model.vocab_size, layout_case.source.seed, "layout check");
+  const int64_t* const first = drawn.const_data_ptr<int64_t>();
+  return {first, first + layout_case.tokens};
+}
+
 struct Definition {
   Tensor exact, rounded;  // with what a rank keeps rounded to its dtype; [S, vocabulary] fp64
 };
 
 // Of the whole model, on one rank.
-Definition defined_logits(const LayoutCase& layout_case, const std::vector<int64_t>& tokens) {
+Definition defined_logits(const LayoutCase& layout_case) {
   const ModelSource& source = layout_case.source;
-  const ModelConfig& config = layout_case.model;
+  const ModelConfig config = with_all_experts(layout_case.model);
   const LayoutSpec& layout = layout_case.layout;
   const at::ScalarType dtype = layout_case.dtype, cache_dtype = layout_case.cache_dtype;
-  const auto count = static_cast<int64_t>(tokens.size());
+  const std::vector<int64_t> tokens = tokens_of(layout_case);
+  const int64_t count = layout_case.tokens;
   ModelWeights weights;
   std::vector<WeightRow> table = weight_table(config, all_experts(config), weights);
   keep_small_weights(table);
@@ -95,47 +112,34 @@ Tolerance logits_tolerance(const ModelConfig& config, const Definition& defined)
   return {fp32.relative_to_norm + Tolerance::kSafety * rounded};
 }
 
-// Choosing experts jumps where two of them score nearly alike and rounding decides. Which are chosen is no matter of
-// layouts, and all of them together do not jump.
-ModelConfig with_all_experts(ModelConfig config) {
-  if (config.moe) {
-    config.moe->experts_per_token = config.moe->n_routed;
-    config.moe->topk_group = config.moe->n_group;
-  }
-  return config;
-}
-
 }  // namespace
 
-LayoutCheck check_shard(ModelShard shard, const LayoutCase& given, Communicator& comm) {
-  LayoutCase layout_case = given;
-  layout_case.model = with_all_experts(given.model);
-  shard.config = layout_case.model;
-  const Tensor drawn = seeded_integers({given.tokens}, given.model.vocab_size, given.source.seed, "layout check");
-  const std::vector<int64_t> tokens(drawn.const_data_ptr<int64_t>(), drawn.const_data_ptr<int64_t>() + given.tokens);
-  const Placement placement = shard.placement;
-  Decoder decoder(std::move(shard), comm,
-                  {.cache_tokens = Decoder::cache_tokens_for({given.tokens, given.tokens}, placement),
-                   .cache_dtype = given.cache_dtype,
-                   .slice_norm = false});
-  const Decoded got = decode_tokens(decoder, tokens);
-  LayoutCheck check;
-  if (comm.rank() == 0) {
-    const Definition want = defined_logits(layout_case, tokens);
-    const Tolerance tolerance = logits_tolerance(layout_case.model, want);
-    const Comparison result = compare(got.logits, want.exact.index_select(0, got.positions), tolerance);
-    check = {result.relative, tolerance.relative_to_norm, result.close};
-  }
-  check.max_error = comm.max_over_ranks(check.max_error, "layout check");
-  check.tolerance = comm.max_over_ranks(check.tolerance, "layout check");
-  check.ok = comm.max_over_ranks(check.ok ? 1 : 0, "layout check") > 0;
-  return check;
+LayoutDefinition define_layout(const LayoutCase& layout_case) {
+  const Definition defined = defined_logits(layout_case);
+  return {defined.exact, logits_tolerance(layout_case.model, defined)};
 }
 
-LayoutCheck check_layout(const LayoutCase& layout_case, Communicator& comm) {
+LayoutCheck check_shard(ModelShard shard, const LayoutCase& layout_case, const LayoutDefinition& definition,
+                        Communicator& comm) {
+  const std::vector<int64_t> tokens = tokens_of(layout_case);
+  shard.config = with_all_experts(layout_case.model);
+  const Placement placement = shard.placement;
+  Decoder decoder(std::move(shard), comm,
+                  {.cache_tokens = Decoder::cache_tokens_for({layout_case.tokens, layout_case.tokens}, placement),
+                   .cache_dtype = layout_case.cache_dtype,
+                   .slice_norm = false});
+  const Decoded got = decode_tokens(decoder, tokens);
+  const Tensor want = definition.logits_SV.index_select(0, got.positions);
+  const Comparison result = compare(got.logits, want, definition.tolerance);
+  return {.max_error = comm.max_over_ranks(result.relative, "layout check"),
+          .tolerance = definition.tolerance.relative_to_norm,
+          .ok = comm.max_over_ranks(result.close ? 0 : 1, "layout check") == 0};
+}
+
+LayoutCheck check_layout(const LayoutCase& layout_case, const LayoutDefinition& definition, Communicator& comm) {
   return check_shard(load_model_shard(layout_case.source, layout_case.model, layout_case.layout, comm.size(),
                                       comm.rank(), layout_case.dtype),
-                     layout_case, comm);
+                     layout_case, definition, comm);
 }
 
 }  // namespace parlat

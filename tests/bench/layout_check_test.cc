@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 
 #include "parlat/tensor/compare.h"
@@ -30,12 +31,13 @@ LayoutCase case_of(const SavedModel& saved, const LayoutSpec& layout, at::Scalar
 
 // On two ranks, after `damage` of rank 1's shard.
 LayoutCheck check(const LayoutCase& layout_case, const std::function<void(ModelShard&)>& damage = {}) {
+  const LayoutDefinition definition = define_layout(layout_case);
   LayoutCheck result;
   run_ranks(2, [&](Communicator& comm) {
     ModelShard shard = load_model_shard(layout_case.source, layout_case.model, layout_case.layout, comm.size(),
                                         comm.rank(), layout_case.dtype);
     if (damage && comm.rank() == 1) damage(shard);
-    const LayoutCheck mine = check_shard(std::move(shard), layout_case, comm);
+    const LayoutCheck mine = check_shard(std::move(shard), layout_case, definition, comm);
     if (comm.rank() == 0) result = mine;
   });
   return result;
@@ -74,6 +76,24 @@ TEST(CheckLayout, AllowsACacheCoarserThanTheWeightsAndTheOtherWayRound) {
       EXPECT_TRUE(result.ok) << result.max_error << " against " << result.tolerance;
     }
   }
+}
+
+// On ranks that wait for each other for half as long as the definition takes.
+TEST(CheckLayout, NoRankWaitsForTheDefinition) {
+  const SavedModel saved;
+  LayoutCase layout_case = case_of(saved, {DecodeLayout::kMla, 1}, at::kFloat);
+  layout_case.tokens = 1000;
+  const auto begin = std::chrono::steady_clock::now();
+  const LayoutDefinition definition = define_layout(layout_case);
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+  LayoutCheck result;
+  run_local_ranks(2,
+                  [&](Communicator& comm) {
+                    const LayoutCheck mine = check_layout(layout_case, definition, comm);
+                    if (comm.rank() == 0) result = mine;
+                  },
+                  /*threads=*/1, {.timeout = took / 2});
+  EXPECT_TRUE(result.ok) << result.max_error << " against " << result.tolerance << ", " << took.count() << " ms";
 }
 
 // What one rank holds of the last layer, a little wrong: one head's maps, one column of its slice.
