@@ -98,13 +98,13 @@ int launched_rank() {
   return 0;
 }
 
-int report_error(const std::exception& error) {
+int report_error(const std::exception& error, bool one_of_several) {
   const auto* const ours = dynamic_cast<const Error*>(&error);
   const int exit_code = ours ? ours->exit_code() : 1;
   std::string text = error.what();
   if (!ours) text = text.substr(0, text.find('\n'));  // torch appends a trace, of no use here
   // Rank 0 hears of every failure from whoever failed. Others speak up only about a peer, unless rank 0 told them.
-  const int rank = launched_rank();
+  const int rank = one_of_several ? launched_rank() : 0;
   const bool about_peer = dynamic_cast<const CommError*>(&error) && text.find("rank 0 failed: ") == text.npos;
   if (rank != 0 && !about_peer) return exit_code;
   fmt::print(stderr, "parlat: error: {}{}\n", rank == 0 ? "" : fmt::format("rank {}: ", rank), printable(text));

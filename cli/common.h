@@ -49,8 +49,9 @@ ModelConfig load_model_config(const std::string& path_or_name, double inner_norm
 // Known before MPI is, 0 without mpirun: a wrong flag is reported by one process only.
 int launched_rank();
 
-// Prints "parlat: error: ..." on stderr, once over all ranks unless it is about a peer, and returns the exit code.
-int report_error(const std::exception& error);
+// Prints "parlat: error: ..." on stderr and returns the exit code. One rank of several (--ranks mpi) is silent about
+// what rank 0 reports; launchers number processes that know nothing of each other, too.
+int report_error(const std::exception& error, bool one_of_several = false);
 
 // On stdout, columns padded to their widest cell; the first row is the header. The first column is set to the left,
 // the others to the right. DataError where stdout cannot be written.

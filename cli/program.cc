@@ -82,7 +82,24 @@ void check_lists(CLI::App& app, int argc, char** argv) {
   }
 }
 
+// Whether the command line, or the file that it names, says --ranks mpi.
+bool is_one_of_several(const CLI::App& app, int argc, char** argv) {
+  if (std::any_of(argv, argv + argc, [](std::string_view word) { return word == "mpi" || word == "--ranks=mpi"; })) {
+    return true;
+  }
+  for (const CLI::App* command = &app; command != nullptr;) {
+    const CLI::Option* const ranks = command->get_option_no_throw("--ranks");
+    if (ranks != nullptr && ranks->count() > 0 && ranks->results().back() == "mpi") return true;
+    const auto chosen = command->get_subcommands();
+    command = chosen.empty() ? nullptr : chosen.front();
+  }
+  return false;
+}
+
 int run(CLI::App& app, const ConfigFile& config_file, int argc, char** argv) {
+  const auto report = [&](const std::exception& error) {
+    return report_error(error, is_one_of_several(app, argc, argv));
+  };
   try {
     check_lists(app, argc, argv);
     app.parse(argc, argv);
@@ -93,15 +110,15 @@ int run(CLI::App& app, const ConfigFile& config_file, int argc, char** argv) {
   } catch (const CLI::RuntimeError& done) {
     return done.get_exit_code();
   } catch (const CLI::FileError& error) {
-    return report_error(DataError("{}", error.what()));
+    return report(DataError("{}", error.what()));
   } catch (const CLI::ParseError& error) {
-    return report_error(wrong_words(app).value_or(ConfigError("{}", error.what())));
+    return report(wrong_words(app).value_or(ConfigError("{}", error.what())));
   } catch (const ConfigError& error) {
-    return report_error(ConfigError("{}", config_file.located(error.what())));
+    return report(ConfigError("{}", config_file.located(error.what())));
   } catch (const std::bad_alloc&) {
-    return report_error(ConfigError("memory: expected what was asked for to fit, got more than there is"));
+    return report(ConfigError("memory: expected what was asked for to fit, got more than there is"));
   } catch (const std::exception& error) {
-    return report_error(error);
+    return report(error);
   }
 }
 

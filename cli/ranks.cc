@@ -3,6 +3,8 @@
 #include <atomic>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
+#include <mutex>
 #include <string_view>
 
 #include "parlat/base/error.h"
@@ -27,14 +29,27 @@ int parse_local_ranks(const std::string& text) {
   return ranks;
 }
 
+// Once a process, by the first of them.
+void warn_of_unused_mpirun() {
+  const char* const processes = std::getenv("OMPI_COMM_WORLD_SIZE");
+  if (processes == nullptr || std::atoi(processes) < 2 || launched_rank() != 0) return;
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    log_warning(fmt::format("mpirun started {} processes, each of which does all by itself: --ranks mpi joins them",
+                            processes));
+  });
+}
+
 }  // namespace
 
 void with_ranks(const CommonOptions& options, const std::function<void(Communicator&)>& body) {
   apply_instruction_set();
   set_quiet(options.quiet);
-  if (launched_rank() == 0) require_writable(options.json);
+  const bool mpi = options.ranks == "mpi";
+  if (!mpi || launched_rank() == 0) require_writable(options.json);
+  if (!mpi) warn_of_unused_mpirun();
   const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3))};
-  if (options.ranks == "mpi") return run_mpi_rank(body, options.threads, comm);
+  if (mpi) return run_mpi_rank(body, options.threads, comm);
   run_local_ranks(parse_local_ranks(options.ranks), body, options.threads, comm);
 }
 

@@ -57,6 +57,20 @@ class Refusals(unittest.TestCase):
         self.expect_refused("cache-dtype: expected fp32 or bf16, got 'fp8'", "bench", "decode", "--cache-dtype", "fp8")
         self.expect_refused("dtype: expected fp32 or bf16, got 'fp8'", "train", "--dry-run", "--dtype", "fp8")
 
+    def test_every_process_of_its_own_speaks(self):
+        """Launchers number processes that are not ranks of one run; of one run's ranks the first speaks."""
+        said = "dtype: expected fp32, bf16 or fp64, got 'fp8'"
+        for variable in ("PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+            self.expect_refused(said, *ATTENTION, "--dtype", "fp8", **{variable: "1"})
+            self.assertEqual(run(*ATTENTION, "--dtype", "fp8", "--ranks", "mpi", **{variable: "1"}).stderr, "")
+        with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
+            config.write('[bench.attention]\nranks = "mpi"\ndtype = "fp8"\n')
+            config.flush()
+            self.assertEqual(run("--config", config.name, "bench", "attention", PMI_RANK="1").stderr, "")
+        done = run(*ATTENTION, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
+        self.assertIn("mpirun started 2 processes", done.stderr)
+        self.assertEqual(done.stderr.count("mpirun started"), 1)
+
     def test_published_forms(self):
         self.expect_refused("as-published: expected the forms explicit, absorbed or laga, got ring", *ATTENTION,
                             "--as-published", "--forms", "ring")
@@ -70,6 +84,11 @@ class Refusals(unittest.TestCase):
                 done = run(*arguments, "--ranks", "mpi", launcher=MPIRUN)
                 self.assertEqual((done.returncode, done.stdout, done.stderr.count("parlat")), (2, "", 1), done.stderr)
                 self.assertIn(said, done.stderr)
+
+    def test_dry_runs_of_too_many_tokens(self):
+        said = "sequence: expected the positions of all tokens to fit in "
+        for arguments in ((*ATTENTION, "--dry-run"), ("train", "--dry-run")):
+            self.expect_refused(said, *arguments, "--sequence", 99999999999999)
 
     def test_unknown_instruction_set(self):
         for arguments in (ATTENTION, ("bench", "kernel", "--sequence", 16, "--heads", 2),

@@ -166,6 +166,13 @@ TEST(Checkpoint, WhatTheModelDoesNotNeedIsSkippedAndNamed) {
   expect_equal(loaded, *saved);
   EXPECT_EQ(check_weights(folder.path(), saved->config).size(), 3u);
 
+  // A whole layer that the config does not count is not one of them.
+  NamedTensors with_layer = tensors;
+  with_layer.emplace_back("model.layers.3.input_layernorm.weight", at::zeros({3}));
+  write_safetensors(folder / "model.safetensors", with_layer);
+  EXPECT_THAT(load_error(folder.path(), saved->config),
+              HasSubstr("model.layers.3.input_layernorm.weight: unexpected, in model.safetensors"));
+
   tensors.back().second = saved->weights.embedding + 1;
   write_safetensors(folder / "model.safetensors", tensors);
   EXPECT_THAT(load_error(folder.path(), saved->config),
