@@ -259,6 +259,8 @@ void parse_outside(JsonFields& outside, const json& text, ModelConfig& c) {
 json read_config_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) throw DataError("{}: cannot be opened", path.string());
+  if (!std::filesystem::is_regular_file(path))
+    throw DataError("{}: expected a file, got a folder or a device", path.string());
   const std::streamoff size = file.tellg();
   if (size < 0 || size > kMaxFileBytes) {
     throw DataError("{}: expected a config.json of at most {} bytes, got {}", path.string(), kMaxFileBytes, size);

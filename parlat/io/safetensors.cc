@@ -56,7 +56,7 @@ SafetensorsFile::Mapping::Mapping(const std::filesystem::path& path) : name(path
 }
 
 void SafetensorsFile::Mapping::map(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe is refused below
   if (fd < 0) throw DataError("{}: cannot be opened: {}", name, std::strerror(errno));
   struct stat status = {};
   const bool regular = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
@@ -64,6 +64,7 @@ void SafetensorsFile::Mapping::map(const std::filesystem::path& path) {
   void* mapped = size > kLengthBytes ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
   const int reason = errno;
   ::close(fd);
+  if (!regular) throw DataError("{}: expected a safetensors file, got a folder or a device", name);
   if (size <= kLengthBytes) throw DataError("{}: expected a safetensors file, got {} bytes", name, size);
   if (mapped == MAP_FAILED) throw DataError("{}: cannot be mapped: {}", name, std::strerror(reason));
   address = static_cast<char*>(mapped);
