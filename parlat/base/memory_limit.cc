@@ -6,9 +6,15 @@
 #include <fstream>
 #include <string>
 
+#include "parlat/base/error.h"
+#include "parlat/base/units.h"
+
 namespace parlat {
 
 namespace {
+
+// A position, and ranges which a ring cuts anew.
+constexpr double kBytesAToken = 48;
 
 // "max", or a file that is absent, limits nothing.
 int64_t least(const std::filesystem::path& file, int64_t limit) {
@@ -45,6 +51,13 @@ int64_t control_group_limit(const std::filesystem::path& membership, const std::
 int64_t memory_limit() {
   const int64_t machine = static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGE_SIZE);
   return control_group_limit("/proc/self/cgroup", "/sys/fs/cgroup", machine);
+}
+
+void require_memory_for_tokens(double tokens, int ranks) {
+  const auto memory = static_cast<double>(memory_limit());
+  if (tokens * kBytesAToken * ranks <= memory) return;
+  throw ConfigError("sequence: expected the positions of all tokens to fit in {}, got {} for {} ranks",
+                    format_bytes(memory), format_bytes(tokens * kBytesAToken * ranks), ranks);
 }
 
 }  // namespace parlat

@@ -2,9 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "parlat/base/error.h"
 #include "parlat/base/memory_limit.h"
-#include "parlat/base/units.h"
 #include "parlat/decode/cache_size.h"
 #include "parlat/tensor/fill.h"
 
@@ -20,22 +18,12 @@ std::vector<int64_t> even_lengths(int64_t sequence, int64_t documents) {
   return lengths;
 }
 
-// Whatever the device, a rank keeps for every token its position and the range of keys it sees, which a ring cuts anew.
-constexpr double kBytesAToken = 48;
-
-void require_memory(double tokens, int ranks) {
-  const auto memory = static_cast<double>(memory_limit());
-  if (tokens * kBytesAToken * ranks <= memory) return;
-  throw ConfigError("sequence: expected the positions of all tokens to fit in {}, got {} for {} ranks",
-                    format_bytes(memory), format_bytes(tokens * kBytesAToken * ranks), ranks);
-}
-
 }  // namespace
 
 SequenceShards LayerCase::shards(int ranks) const { return shard_sequence(sharding, sequence(), ranks); }
 
 LayerCase make_layer_case(MlaWeights weights, const LayerCaseShape& shape) {
-  require_memory(static_cast<double>(shape.batch) * static_cast<double>(shape.sequence), 1);
+  require_memory_for_tokens(static_cast<double>(shape.batch) * static_cast<double>(shape.sequence), 1);
   const std::vector<int64_t> size = {shape.batch, shape.sequence, weights.dims().d_model};
   const at::TensorOptions options = weights.w_o.options();
   const auto values = [&](const char* name) {
@@ -58,7 +46,7 @@ std::vector<std::pair<std::string, Tensor>> RankLayer::leaves() const {
 
 RankLayer rank_layer(const LayerCase& layer, bool requires_grad, const Communicator& comm) {
   const double tokens = static_cast<double>(layer.documents.batch()) * static_cast<double>(layer.sequence());
-  require_memory(tokens, ranks_here(comm));
+  require_memory_for_tokens(tokens, ranks_here(comm));
   const SequenceShards shards = layer.shards(comm.size());
   // fp64 is held to what fp64 can do: a table in fp32 would be the largest error by far.
   const at::ScalarType rope = layer.weights.w_o.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "parlat/base/error.h"
+#include "parlat/base/memory_limit.h"
 #include "parlat/tensor/meta_device.h"
 #include "parlat/train/sharded_model.h"
 
@@ -22,6 +23,8 @@ Batch shape_of_batch(int64_t sequences, int64_t sequence) {
 DryRun dry_run_step(const TrainSettings& settings, const ModelConfig& config, int64_t sequence, Communicator& world) {
   validate(settings);
   if (sequence < 1) throw ConfigError("sequence: expected at least 1, got {}", sequence);
+  const int64_t sequences = settings.batch / settings.parallel.data;
+  require_memory_for_tokens(static_cast<double>(sequences) * static_cast<double>(sequence), world.size());
   prepare_meta_device();
   MemoryMeter meter(/*with_sites=*/true);
   const MemoryMeter::Scope scope(meter);
@@ -30,8 +33,7 @@ DryRun dry_run_step(const TrainSettings& settings, const ModelConfig& config, in
   ShardedAdamW optimizer(settings.adamw, model.groups(), world);
 
   const Traffic before = world.traffic();
-  const Batch batch =
-      shape_of_batch(even_share(settings.batch, settings.parallel.data, mesh.data_index()).size(), sequence);
+  const Batch batch = shape_of_batch(sequences, sequence);
   for (int64_t micro = 0; micro < settings.accumulate; ++micro) model.loss_sum(batch).backward();
   optimizer.step(settings.learning_rate.at(0));
   return {.peak_bytes = meter.peak_bytes(), .peak_sites = meter.peak_sites(), .sent = world.traffic() - before};

@@ -17,7 +17,7 @@ struct DryRun {
 // One step of a training run without values: weights, optimizer, `accumulate` micro-batches of one document a sequence
 // forward and backward, and the update, all of the trainer's own code on the meta device. Routed experts get an even
 // share of the tokens. Every rank of `world`, which is local, calls it with the same arguments. Throws ConfigError
-// where validate(settings) and make_mesh do.
+// where validate(settings) and make_mesh do, and where the positions of all tokens don't fit in memory.
 DryRun dry_run_step(const TrainSettings& settings, const ModelConfig& config, int64_t sequence, Communicator& world);
 
 }  // namespace parlat

@@ -1,7 +1,7 @@
 // One step without values against the meter of a real one.
 #include "parlat/train/dry_run.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include "parlat/base/error.h"
 #include "parlat/tensor/fill.h"
@@ -12,6 +12,8 @@
 
 namespace parlat {
 namespace {
+
+using ::testing::StartsWith;
 
 constexpr int64_t kSequence = 256;
 
@@ -95,6 +97,19 @@ TEST(TrainDryRun, RefusesWhatTrainingRefuses) {
   TrainSettings settings = settings_on({.sequence = 2}, at::kFloat);
   settings.batch = 0;
   EXPECT_THROW(dry(settings, small_model(false)), ConfigError);
+}
+
+// Without values there are still positions.
+TEST(TrainDryRun, RefusesMoreTokensThanThereIsMemoryForPositions) {
+  const TrainSettings settings = settings_on({.data = 2, .sequence = 2}, at::kFloat);
+  run_ranks(4, [&](Communicator& world) {
+    try {
+      dry_run_step(settings, small_model(false), int64_t{1} << 44, world);
+      FAIL() << "expected a ConfigError";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), StartsWith("sequence: expected the positions of all tokens to fit in "));
+    }
+  });
 }
 
 }  // namespace
