@@ -183,15 +183,17 @@ class Loader {
     }
   }
 
-  // Multi-token-prediction layers, which have a projection that others lack, precomputed frequencies and the other
-  // parts of a multimodal model.
+  // Layers that the config's file counts and a caller has cut off, multi-token-prediction layers, which have a
+  // projection that others lack, precomputed frequencies and the other parts of a multimodal model.
   bool is_skipped(const std::string& name) const {
     if (name.ends_with("rotary_emb.inv_freq")) return true;
     constexpr std::string_view kLayers = "model.layers.";
     if (name.starts_with(kLayers)) {
       int64_t layer = -1;
       std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
-      return layer >= config_.n_layers && shards_.contains(fmt::format("{}{}.eh_proj.weight", kLayers, layer));
+      const bool cut_off = config_.hf.is_object() && layer < config_.hf.value("num_hidden_layers", config_.n_layers);
+      return layer >= config_.n_layers &&
+             (cut_off || shards_.contains(fmt::format("{}{}.eh_proj.weight", kLayers, layer)));
     }
     return shards_.multimodal() && !name.starts_with("model.") && !name.starts_with("lm_head.");
   }
