@@ -7,6 +7,7 @@
 #include "parlat/base/progress.h"
 #include "parlat/base/units.h"
 #include "parlat/convert/convert.h"
+#include "parlat/decode/evaluate.h"
 #include "parlat/io/files.h"
 #include "parlat/io/tokenizer.h"
 
@@ -19,6 +20,7 @@ struct Flags {
   std::string transform = "balanced";
   std::vector<std::filesystem::path> calibration;
   int64_t window = 512, tokens = 32768;
+  double inner_norm_eps = MlaSpec{}.inner_norm_eps;
   ConvertOptions options;
 };
 
@@ -31,8 +33,9 @@ std::vector<std::vector<int64_t>> calibration_windows(const Flags& flags, const 
   std::vector<std::vector<int64_t>> all;
   for (const std::filesystem::path& path : flags.calibration) {
     const std::vector<int64_t> tokens = tokenizer->encode(read_text(path));
-    for (size_t begin = 0; begin + flags.window <= tokens.size(); begin += flags.window) {
-      all.emplace_back(tokens.begin() + begin, tokens.begin() + begin + flags.window);
+    if (static_cast<int64_t>(tokens.size()) < flags.window) continue;
+    for (std::vector<int64_t>& window : text_windows(tokens, flags.window, path.string())) {
+      all.push_back(std::move(window));
     }
   }
   if (all.empty()) {
@@ -48,7 +51,7 @@ std::vector<std::vector<int64_t>> calibration_windows(const Flags& flags, const 
 
 void run(Flags& flags) {
   set_quiet(flags.common.quiet);
-  const ModelConfig config = load_model_config(flags.options.model);
+  const ModelConfig config = load_model_config(flags.options.model.string(), flags.inner_norm_eps);
   flags.options.transform = parse_transform(flags.transform);
   flags.options.balanced.seed = flags.common.seed;
   flags.options.windows = calibration_windows(flags, config);
@@ -79,6 +82,7 @@ void run(Flags& flags) {
                {{"model", flags.options.model.string()},
                 {"out", flags.options.out.string()},
                 {"transform", flags.transform},
+                {"inner_norm_eps", flags.inner_norm_eps},
                 {"calibration_tokens", static_cast<int64_t>(flags.options.windows.size()) * flags.window},
                 {"seed", common.seed}},
                rows);
@@ -95,6 +99,7 @@ void add_convert(CLI::App& app) {
   command->add_option("--out", flags->options.out, "folder to write; for balanced it may be the model's own")
       ->required();
   command->add_option("--transform", flags->transform, "hadamard, pca or balanced")->capture_default_str();
+  add_inner_norm_eps(*command, flags->inner_norm_eps);
   add_list_option(*command, "--groups", flags->options.groups, "slices of the latent; several: a file each");
   command->add_option("--calibration", flags->calibration, "UTF-8 texts")->required();
   command->add_option("--calibration-tokens", flags->tokens, "of all texts together")

@@ -177,6 +177,8 @@ class Generate(DecodeCase):
         save_file(tensors, nan / "model.safetensors")
         empty = self.folder / "empty.txt"
         empty.write_text("")
+        empty_lines = self.folder / "lines.txt"
+        empty_lines.write_text("\n" * 100)
         generate = ["generate", "--prompt", "x", "--new-tokens", 3, "--model"]
         evaluate = ["eval", "--data", __file__, "--model", path]
         convert = ["convert", "--model", path, "--calibration", __file__, "--sequence", 64, "--out"]
@@ -210,6 +212,11 @@ class Generate(DecodeCase):
                                      "local:2", "--sequence", 64, "--slices", foreign]),
             (2, "expected one of hadamard, pca, balanced", [*convert, self.folder / "o", "--transform", "x"]),
             (2, "every number once, got 2 2 times", [*convert, self.folder / "o", "--groups", "2,2"]),
+            (2, "inner-norm-eps: expected a number above 0 and below 1, got 2", [*convert, self.folder / "o", "--inner-norm-eps", 2]),
+            (2, "more tokens for pca than the latent's 32 columns, got 4",
+             [*convert, self.folder / "o", "--transform", "pca", "--sequence", 4, "--calibration-tokens", 4]),
+            (3, "at least one window of 512 tokens in the calibration texts, got none",
+             ["convert", "--model", path, "--out", self.folder / "o", "--calibration", empty_lines]),
             (3, "/proc/slices-2.safetensors: cannot be created", [*convert, "/proc"]),
         ])
 

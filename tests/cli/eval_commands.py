@@ -154,6 +154,17 @@ class Evaluate(DecodeCase):
         self.assertEqual((row["slices"], row["transform"], row["cache_dtype"]),
                          (str(out / "slices-2.safetensors"), "pca", "bf16"))
 
+    def test_slices_are_fitted_to_the_model_with_the_eps_that_is_asked_for(self):
+        path, _ = self.family("v3")
+        slices = []
+        for eps in ("1e-6", "0.5"):
+            out, record = self.folder / f"eps-{eps}", self.folder / "convert.json"
+            self.run_program("convert", "--model", path, "--out", out, "--calibration", __file__, "--calibration-tokens", 256,
+                             "--sequence", 64, "--fit-steps", 0, "--inner-norm-eps", eps, "--json", record)
+            self.assertEqual(json.loads(record.read_text())["config"]["inner_norm_eps"], float(eps))
+            slices.append((out / "slices-2.safetensors").read_bytes())
+        self.assertNotEqual(*slices)
+
     def test_layouts_take_what_inspect_predicts_and_verify_checks_them_on_any_ranks(self):
         path, _ = self.family("v3")
         record = self.folder / "inspect.json"
