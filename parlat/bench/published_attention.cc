@@ -5,6 +5,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/comm/differentiable.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/mla/projections.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -34,6 +35,7 @@ struct FusedShapes : Function<FusedShapes> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list&) {
+    refuse_second_gradients("shapes of fused attention");
     const variable_list saved = ctx->get_saved_variables();
     variable_list gradients;
     for (int i = 0; i < 4; ++i) gradients.push_back(saved[i].defined() ? at::empty_like(saved[i]) : Tensor());

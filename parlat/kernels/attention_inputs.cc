@@ -62,11 +62,14 @@ void save_attention(torch::autograd::AutogradContext* ctx, torch::autograd::vari
 }
 
 void save_apart(torch::autograd::AutogradContext* ctx, const char* name, const Tensor& x) {
-  ctx->saved_data[name] = x.detach();  // an output holds the graph that would hold it
+  ctx->saved_data[name] = std::make_tuple(x.detach(), x._version());  // an output holds the graph that would hold it
 }
 
 Tensor take(torch::autograd::AutogradContext* ctx, const char* name) {
-  Tensor x = ctx->saved_data.at(name).toTensor();
+  auto [x, version] = ctx->saved_data.at(name).to<std::tuple<Tensor, int64_t>>();
+  PARLAT_ASSERT(x._version() == version,
+                "'{}' was changed in place after the forward pass: expected version {}, got {}", name, version,
+                x._version());
   if (!torch::autograd::get_current_graph_task_keep_graph()) ctx->saved_data.erase(name);
   return x;
 }

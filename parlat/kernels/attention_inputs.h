@@ -39,7 +39,8 @@ bool differentiable(std::initializer_list<Tensor> inputs);
 void save_attention(torch::autograd::AutogradContext* ctx, torch::autograd::variable_list tensors,
                     const KeyRanges& visible, double scale);
 // One more tensor, an input or an output. Its memory is free as soon as the backward pass, which takes it, lets go of
-// it (autograd frees what it saves itself when that returns), unless the graph is to be used again.
+// it (autograd frees what it saves itself when that returns), unless the graph is to be used again. take
+// throws if it was changed in place since, as autograd does of what it saves.
 void save_apart(torch::autograd::AutogradContext* ctx, const char* name, const Tensor& x);
 Tensor take(torch::autograd::AutogradContext* ctx, const char* name);
 const KeyRanges& saved_ranges(torch::autograd::AutogradContext* ctx);

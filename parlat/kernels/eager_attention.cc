@@ -9,6 +9,7 @@
 #include "parlat/kernels/attention_inputs.h"
 #include "parlat/kernels/block_product.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/kernels/scratch.h"
 #include "parlat/kernels/softmax_rows.h"
 #include "parlat/tensor/memory_meter.h"
@@ -173,6 +174,7 @@ class EagerAttention : public torch::autograd::Function<EagerAttention> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad) {
+    refuse_second_gradients("eager attention");
     const auto saved = ctx->get_saved_variables();
     const Operands in{saved[0], saved[1], saved[2], saved_ranges(ctx), saved_scale(ctx)};
     const auto gradient_of = [](const char* what, const Tensor& x) {

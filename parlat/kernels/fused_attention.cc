@@ -45,6 +45,7 @@ class FusedExplicit : public Function<FusedExplicit> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("fused attention");
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2];
     const Tensor along = out_along_gradient(take(ctx, "out"), grad[0]);
@@ -71,6 +72,7 @@ class FusedLatent : public Function<FusedLatent> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("fused latent attention");
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &latent = saved[1], &w = saved[2];
     const Tensor along = out_along_gradient(take(ctx, "out"), grad[0]);

@@ -91,6 +91,7 @@ class Linear : public torch::autograd::Function<Linear> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad) {
+    refuse_second_gradients("linear");
     const auto saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &w = saved[1];
     const Tensor grad_rows = rows_of(grad[0]);

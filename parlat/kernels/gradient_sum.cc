@@ -64,6 +64,10 @@ Tensor gradient_sum(const Tensor& w) {
   return hook->sum.narrow(0, (w.storage_offset() - leaf.storage_offset()) / leaf.stride(0), w.size(0));
 }
 
+void refuse_second_gradients(const char* function) {
+  PARLAT_ASSERT(!at::GradMode::is_enabled(), "the gradient of '{}' is not differentiable", function);
+}
+
 void add_product(const Tensor& a_mk, const Tensor& b_kn, const Tensor& sum_mn) {
   if (sum_mn.scalar_type() == a_mk.scalar_type() || !native_bf16_gemm()) return gemm(a_mk, b_kn, sum_mn, true);
   const at::NoGradGuard no_grad;

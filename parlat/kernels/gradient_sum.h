@@ -19,6 +19,10 @@ void sum_gradients(const Tensor& weight, const Tensor& sum);
 // the gradient goes autograd's way. For backward passes, which then return an undefined gradient.
 Tensor gradient_sum(const Tensor& w);
 
+// Throws where gradients are wanted that can be differentiated again (create_graph), which none of our functions has:
+// they would come without history, and a penalty on them would lose its term in silence. For backward passes, by name.
+void refuse_second_gradients(const char* function);
+
 // The gradient A B of w [m, n] for autograd: A [m, k], B [k, n]. Undefined where it has been added to w's sum.
 Tensor product_gradient(const Tensor& w, const Tensor& a_mk, const Tensor& b_kn);
 

@@ -48,6 +48,7 @@ class AbsorbQuery : public Function<AbsorbQuery> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("absorb query");
     const auto saved = ctx->get_saved_variables();
     const Tensor &q = saved[0], &w = saved[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_v = ctx->saved_data["d_v"].toInt();
@@ -80,6 +81,7 @@ class UnabsorbOutput : public Function<UnabsorbOutput> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("unabsorb output");
     const auto saved = ctx->get_saved_variables();
     const Tensor &out_latent = saved[0], &w = saved[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_v = ctx->saved_data["d_v"].toInt();

@@ -26,6 +26,7 @@ class RmsNorm : public Function<RmsNorm> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("rms norm");
     const auto saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1], &inverse_rms = saved[2];
     const Tensor grad_x = metered("activation gradient", at::empty(x.sizes(), x.options()));
@@ -49,6 +50,7 @@ class NormedLinear : public Function<NormedLinear> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("normed linear");
     const auto saved = ctx->get_saved_variables();
     const Tensor &raw = saved[0], &norm = saved[1], &w = saved[2], &inverse_rms = saved[3];
     const Tensor grad_rows = rows_of(grad[0]);
@@ -88,6 +90,7 @@ class RotateQuery : public Function<RotateQuery> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("rotate query");
     const auto saved = ctx->get_saved_variables();
     const Tensor grad_q = metered("query gradient", grad[0].clone(at::MemoryFormat::Contiguous));
     rotate_heads(grad_q, ctx->saved_data["n_heads"].toInt(),
@@ -119,6 +122,7 @@ class FinishLatent : public Function<FinishLatent> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("latent");
     const auto saved = ctx->get_saved_variables();
     const Tensor &raw = saved[0], &kv_norm = saved[1], &inverse_rms = saved[2];
     const int64_t d_latent = kv_norm.size(0);
@@ -160,6 +164,7 @@ class UpProject : public Function<UpProject> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("up-projection");
     const auto saved = ctx->get_saved_variables();
     const Tensor &w = saved[0], &latent = saved[1], &grad_k = grad[0], &grad_v = grad[1];
     const int64_t d_nope = ctx->saved_data["d_nope"].toInt(), d_latent = w.size(1);

@@ -58,6 +58,7 @@ struct TokenLoss : torch::autograd::Function<TokenLoss> {
 
   // d logits = (softmax - one hot) * d loss, zero for ignored targets.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_gradients("token loss");
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &hidden_nD = saved[0], &head_VD = saved[1], &targets_n = saved[2], &lse_n = saved[3];
     const Tensor d_hidden_nD = at::empty_like(hidden_nD, hidden_nD.options(), at::MemoryFormat::Contiguous);

@@ -28,6 +28,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_gradients("mlp");
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x_nD = saved[0], &w_gate = saved[1], &w_up = saved[2], &w_down = saved[3];
     const Tensor &gate_nF = saved[4], &up_nF = saved[5], &d_out_nD = grads[0];

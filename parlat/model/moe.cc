@@ -2,6 +2,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/comm/differentiable.h"
+#include "parlat/kernels/gradient_sum.h"
 
 namespace parlat {
 
@@ -32,6 +33,7 @@ struct SpreadRows : torch::autograd::Function<SpreadRows> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_gradients("spread rows");
     const Tensor inverse = ctx->get_saved_variables()[0];
     const int64_t copies = ctx->saved_data["copies"].toInt();
     const Tensor d_rows = grads[0].index_select(0, inverse);
@@ -58,6 +60,7 @@ struct WeightedSum : torch::autograd::Function<WeightedSum> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_gradients("weighted sum");
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &y_mD = saved[0], &weights_nk = saved[1], &order = saved[2], &inverse = saved[3];
     const Tensor d_out_nkD = grads[0].to(weights_nk.scalar_type()).unsqueeze(1);  // the same for every j

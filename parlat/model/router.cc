@@ -21,6 +21,7 @@ struct RouterLogits : torch::autograd::Function<RouterLogits> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    refuse_second_gradients("router logits");
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x_nD = saved[0], &w_ED = saved[1], &d_logits_nE = grads[0];
     const Tensor d_x_nD = at::empty(x_nD.sizes(), x_nD.options());

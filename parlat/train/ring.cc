@@ -152,6 +152,7 @@ class RingFunction : public torch::autograd::Function<RingFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad) {
+    refuse_second_gradients("ring attention");
     const auto saved = ctx->get_saved_variables();
     const Tensor &latent = saved[0], &w_ukv = saved[1], &grad_out = grad[0];
     Tensor q = take(ctx, "q");

@@ -1,7 +1,9 @@
 // What the attention kernels refuse, each in one line that says what was expected and what was given.
 #include "parlat/kernels/attention_inputs.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
+
+#include <functional>
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/eager_attention.h"
@@ -10,6 +12,8 @@
 
 namespace parlat {
 namespace {
+
+using ::testing::HasSubstr;
 
 struct Refused {
   Tensor first, second, third;
@@ -71,6 +75,36 @@ TEST(LatentInputs, WithoutGradientsTheWeightMayBeNarrower) {
   const KeyRanges visible(1, 9, 9, std::vector<Range>(9, Range{0, 9}));
   const Tensor want = fused_latent_attention(q, latent, w.to(at::kFloat), visible, 0.3);
   EXPECT_TRUE(fused_latent_attention(q, latent, w, visible, 0.3).equal(want));
+}
+
+std::string bug_in(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const InternalError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+// As of what autograd saves itself: a change between the passes would make every gradient wrong.
+TEST(FusedAttention, OutChangedInPlaceBeforeTheBackwardPassIsABug) {
+  const AttentionCase c = random_case(causal(1, 9), 3, 3, at::kFloat);
+  const Tensor out = fused_attention(c.q, c.k, c.v, c.visible, kScale);
+  const at::NoGradGuard no_grad;
+  out.mul_(2);
+  EXPECT_THAT(bug_in([&] { out.backward(c.grad); }),
+              HasSubstr("'out' was changed in place after the forward pass: expected version "));
+}
+
+// Their gradients would come back without history.
+TEST(Attention, SecondDerivativesAreRefused) {
+  const AttentionCase c = random_case(causal(1, 9), 3, 3, at::kFloat);
+  const auto twice = [&](AttentionKernel kernel) {
+    const Tensor out = kernel(c.q, c.k, c.v, c.visible, kScale);
+    torch::autograd::grad({out}, c.inputs(), {c.grad}, /*retain_graph=*/true, /*create_graph=*/true);
+  };
+  EXPECT_THAT(bug_in([&] { twice(eager_attention); }), HasSubstr("the gradient of 'eager attention' is not differ"));
+  EXPECT_THAT(bug_in([&] { twice(fused_attention); }), HasSubstr("the gradient of 'fused attention' is not differ"));
 }
 
 }  // namespace
