@@ -2,6 +2,7 @@
 
 #include "parlat/base/error.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/gradient_sum.h"
 #include "parlat/mla/projections.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -12,21 +13,22 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Rows of the table. Its gradient sums in fp32: in bf16 the row of a frequent token would stop growing after some
-// hundred summands.
+// Rows of the table. Its gradient sums in fp32, where it is kept if the table has a sum: in bf16 the row of a frequent
+// token would stop growing after some hundred summands.
 struct Embed : torch::autograd::Function<Embed> {
   static Tensor forward(AutogradContext* ctx, const Tensor& table_ED, const Tensor& tokens_BS) {
-    ctx->saved_data["rows"] = table_ED.size(0);
-    ctx->save_for_backward({tokens_BS});
+    ctx->save_for_backward({table_ED, tokens_BS});
     return metered("residual stream", at::embedding(table_ED, tokens_BS));
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    const at::ScalarType dtype = grads[0].scalar_type();
-    const Tensor d_table = at::embedding_dense_backward(grads[0].to(compute_dtype(dtype)),
-                                                        ctx->get_saved_variables()[0], ctx->saved_data["rows"].toInt(),
-                                                        /*padding_idx=*/-1, /*scale_grad_by_freq=*/false);
-    return {d_table.to(dtype), {}};
+    refuse_second_gradients("embedding");
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &table_ED = saved[0], &tokens_BS = saved[1];
+    WeightGradient d_table(table_ED, compute_dtype(table_ED.scalar_type()));
+    const Tensor d_rows_nD = grads[0].flatten(0, 1).to(d_table.place().scalar_type());
+    d_table.place().index_add_(0, tokens_BS.flatten(), d_rows_nD);
+    return {d_table.finish(), {}};
   }
 };
 
