@@ -29,6 +29,7 @@ int64_t cores() {
 }
 
 void run(const Flags& flags) {
+  if (flags.common.ranks != "mpi" || launched_rank() == 0) require_writable(flags.out);
   CalibrateOptions options;
   options.dims = load_model_config(flags.model_config).mla.dims;
   options.dtypes = parse_compute_dtypes(flags.common.dtype);

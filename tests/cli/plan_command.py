@@ -170,6 +170,11 @@ class Plan(unittest.TestCase):
         nowhere = plan("calibrate", "--out", self.folder / "no" / "where", "--quick", "--dtype", "fp32")
         self.assertEqual(nowhere.returncode, 3)
 
+    def test_calibrate_looks_first_at_where_it_will_write(self):
+        out = self.folder / "no" / "where"
+        done = plan("calibrate", "--out", out, "--model-config", self.folder / "none.json")
+        self.assertEqual(answer(done), (3, "", f"parlat: error: {out}: cannot be written: No such file or directory\n"))
+
 
 if __name__ == "__main__":
     unittest.main()
