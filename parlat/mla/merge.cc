@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <limits>
-#include <numbers>
 
 #include "parlat/base/error.h"
 
@@ -24,7 +23,5 @@ PartialOut merge(const std::vector<PartialOut>& parts) {
   const Tensor divisor = sum.masked_fill(sum == 0, 1.0);
   return {out / divisor.unsqueeze(-1), finite + sum.log()};
 }
-
-Tensor lse_from_base_2(const Tensor& lse) { return lse * std::numbers::ln2; }
 
 }  // namespace parlat

@@ -17,7 +17,4 @@ struct PartialOut {
 // Attention over all the keys of parts that see different keys (docs/mathematics.md section 7). All parts empty: empty.
 PartialOut merge(const std::vector<PartialOut>& parts);
 
-// lse in base 2, as some kernels give it, in base e.
-Tensor lse_from_base_2(const Tensor& lse);
-
 }  // namespace parlat
