@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "parlat/base/error.h"
 #include "parlat/convert/balanced_start.h"
@@ -23,6 +24,7 @@
 namespace parlat {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::vector<std::vector<int64_t>> random_windows(int64_t count, int64_t length) {
@@ -148,6 +150,27 @@ TEST_F(Conversion, TheShardsThatAnIndexNamesAreCopied) {
   convert(o, saved_.config, [](int64_t) {});
   EXPECT_NO_THROW(check_weights(out.path(), saved_.config));
   EXPECT_EQ(latent_fingerprint(out.path()), latent_fingerprint(model.path()));
+}
+
+// Shards of a rotated copy must not stay beside one file; the model's own folder only gains slices.
+TEST_F(Conversion, WeightsOfAnEarlierConversionGoAndTheModelsOwnStay) {
+  const TemporaryFolder out;
+  const auto names = [](const std::filesystem::path& folder) {
+    std::set<std::string> found;
+    for (const auto& file : std::filesystem::directory_iterator(folder)) found.insert(file.path().filename());
+    return found;
+  };
+  convert(options(Transform::kPca, out.path()), saved_.config, [](int64_t) {});
+  EXPECT_TRUE(names(out.path()).contains("model.safetensors.index.json"));
+  const std::string before = read_file(saved_.folder / "model.safetensors");
+  for (const std::filesystem::path& folder : {out.path(), saved_.folder.path()}) {
+    ConvertOptions o = options(Transform::kBalanced, folder);
+    o.balanced.steps = 0;
+    convert(o, saved_.config, [](int64_t) {});
+    EXPECT_THAT(names(folder),
+                ElementsAre("config.json", "model.safetensors", "slices-2.safetensors", "slices-4.safetensors"));
+    EXPECT_EQ(read_file(folder / "model.safetensors"), before);
+  }
 }
 
 TEST_F(Conversion, AFullDiskLeavesTheEarlierConversion) {
