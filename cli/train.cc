@@ -131,6 +131,9 @@ void print_result(const TrainResult& result, const TrainSettings& settings) {
 nlohmann::json result_row(const TrainResult& result, const TrainSettings& settings, const ModelConfig& config,
                           int64_t sequence) {
   nlohmann::json row = {{"form", name(settings.parallel.form)},
+                        {"kernel", name(settings.parallel.attention.kernel)},
+                        {"save", name(settings.parallel.attention.save)},
+                        {"ring_groups", settings.parallel.attention.ring_groups},
                         {"ranks", settings.parallel.ranks()},
                         {"sequence", sequence},
                         {"batch", settings.batch},
@@ -209,6 +212,7 @@ void run_dry(const Flags& flags) {
                nlohmann::json::array({{{"form", name(settings.parallel.form)},
                                        {"kernel", name(settings.parallel.attention.kernel)},
                                        {"save", name(settings.parallel.attention.save)},
+                                       {"ring_groups", settings.parallel.attention.ring_groups},
                                        {"ranks", settings.parallel.ranks()},
                                        {"sequence", flags.text.sequence},
                                        {"batch", settings.batch},

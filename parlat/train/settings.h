@@ -44,7 +44,7 @@ void validate(const TrainSettings& settings);
 void validate(const TrainSettings& settings, const PackedText& training);
 
 // What a checkpoint remembers: under "fixed" what every step's mathematics rests on (model, text, batch, seed, dtype),
-// under "changeable" what a run may be resumed with at will (learning rate, form, ranks).
+// under "changeable" what a run may be resumed with at will (learning rate, form, kernel, ranks).
 nlohmann::json describe(const TrainSettings& settings, const ModelConfig& config, const PackedText& training);
 
 // Throws ConfigError listing each fixed setting that differs with both values; warns of the changeable ones. DataError,

@@ -136,7 +136,7 @@ class TrainProcess(unittest.TestCase):
     def test_config_file_and_record(self):
         out, record = self.folder / "run", self.folder / "record.json"
         config = self.folder / "run.toml"
-        config.write_text('[train]\nsteps = 3\neval-every = 1\nform = "absorbed"\n')
+        config.write_text('[train]\nsteps = 3\neval-every = 1\nform = "absorbed"\nkernel = "eager"\n')
         arguments = self.command(out, "--config", str(config), "--json", str(record))
         for flag in ("--steps", "--eval-every"):
             at = arguments.index(flag)
@@ -148,6 +148,7 @@ class TrainProcess(unittest.TestCase):
         self.assertEqual(written["command"], "train")
         row = written["rows"][0]
         self.assertEqual((row["form"], row["ranks"], row["steps"]), ("absorbed", 2, 3))
+        self.assertEqual((row["kernel"], row["save"], row["ring_groups"]), ("eager", "latent", 0))
         self.assertEqual(row["sent_bytes"]["total"],
                          sum(value for kind, value in row["sent_bytes"].items() if kind != "total"))
         self.assertIn("absorbed", done.stdout)

@@ -243,6 +243,29 @@ TEST_F(TrainerTest, RefusesToResumeAnotherRun) {
   EXPECT_THAT(message, HasSubstr("seed: checkpoint 1, now 2"));
 }
 
+TEST_F(TrainerTest, SaysWhatChangesBitsWhenItResumes) {
+  TrainSettings s = settings("run");
+  s.parallel.attention = {.kernel = AttentionKernel::kEager};
+  const std::filesystem::path state = run(s, 2).checkpoint / "state.json";
+  s.resume = true;
+  s.parallel.attention = {.save = SavedKeys::kAll, .ring_groups = 2};
+  const nlohmann::json before = read_json(state).at("settings"), now = describe(s, config_, text_.training);
+  ::testing::internal::CaptureStderr();
+  require_same_run(before, now, "state.json");
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("kernel: checkpoint \"eager\", now \"fused\""));
+  EXPECT_THAT(said, HasSubstr("save: checkpoint \"latent\", now \"all\""));
+  EXPECT_THAT(said, HasSubstr("ring_groups: checkpoint 0, now 2"));
+}
+
+// Before kernel, save and ring_groups were in them.
+TEST_F(TrainerTest, ResumesFromOlderCheckpoints) {
+  const TrainSettings s = settings("run");
+  nlohmann::json before = describe(s, config_, text_.training);
+  for (const char* key : {"kernel", "save", "ring_groups"}) ASSERT_EQ(before["changeable"].erase(key), 1u) << key;
+  EXPECT_NO_THROW(require_same_run(before, describe(s, config_, text_.training), "state.json"));
+}
+
 // Before its weights are found not to fit.
 TEST_F(TrainerTest, RefusesToResumeAnotherModel) {
   TrainSettings s = settings("run");
