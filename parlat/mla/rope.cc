@@ -58,6 +58,7 @@ void rotate(const Tensor& x_BSnR, const RopeTable& table, Rotation rotation) {
   check_shape(table.cos_BSr, {x_BSnR.size(0), x_BSnR.size(1), x_BSnR.size(3) / 2}, "rope table");
   PARLAT_ASSERT(x_BSnR.stride(3) == 1, "columns {} apart", x_BSnR.stride(3));
   if (x_BSnR.is_meta()) return;
+  PARLAT_ASSERT(x_BSnR.is_cpu(), "x on {}", x_BSnR.device().str());
   AT_DISPATCH_FLOATING_TYPES_AND(at::kBFloat16, x_BSnR.scalar_type(), "rotate",
                                  [&] { rotate_tokens<scalar_t>(x_BSnR, table, rotation == Rotation::kTransposed); });
 }

@@ -23,6 +23,7 @@ struct AdamWStep {
 void adamw(const AdamWStep& step, Range range, const Tensor& master, const Tensor& exp_avg, const Tensor& exp_avg_sq,
            const Tensor& gradients) {
   if (master.is_meta()) return;
+  PARLAT_ASSERT(master.is_cpu(), "weights on {}", master.device().str());
   float* const w = master.mutable_data_ptr<float>();
   float* const m = exp_avg.mutable_data_ptr<float>();
   float* const v = exp_avg_sq.mutable_data_ptr<float>();
@@ -37,6 +38,7 @@ void adamw(const AdamWStep& step, Range range, const Tensor& master, const Tenso
 
 double sum_of_squares(const Tensor& values) {
   if (values.is_meta()) return 0;
+  PARLAT_ASSERT(values.is_cpu(), "gradients on {}", values.device().str());
   double sum = 0;
   const float* const value = values.const_data_ptr<float>();
   for (int64_t i = 0; i < values.numel(); ++i) sum += static_cast<double>(value[i]) * value[i];

@@ -182,5 +182,14 @@ TEST(Rotate, WrongShapesAreNamed) {
   }
 }
 
+// What it is given lies on a device whose memory it cannot read.
+TEST(Rotate, OnAnotherDeviceIsABug) {
+  const RopeTable table = rope_table({}, kRope, positions(4));
+  const Tensor x = at::detail::make_tensor<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                                            caffe2::TypeMeta::Make<float>(), c10::Device(at::kCUDA, 0));
+  x.unsafeGetTensorImpl()->set_sizes_contiguous({1, 4, 2, kRope});
+  EXPECT_THROW(rotate(x, table, Rotation::kForward), InternalError);
+}
+
 }  // namespace
 }  // namespace parlat
