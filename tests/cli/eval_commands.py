@@ -126,10 +126,16 @@ class Evaluate(DecodeCase):
 
     def test_slices_by_their_own_norm_leave_exact_positions_exact(self):
         path, _ = self.family("v3")
-        row = self.rows("eval", "--model", path, "--data", __file__, "--layout", "tpla", "--ranks", "local:2",
-                        "--sequence", 64, "--prefill", "exact", "--prompt", 63, "--tokens", 10, "--slice-norm")[0]
-        self.assertLess(abs(row["kl"]), 1e-8)  # what fp32 leaves, squared
+        evaluate = ["eval", "--data", __file__, "--layout", "tpla", "--ranks", "local:2", "--sequence", 64, "--prefill",
+                    "exact", "--prompt", 63, "--tokens", 10, "--model"]
+        row = self.rows(*evaluate, path)[0]
         self.assertEqual((row["slices"], row["transform"], row["cache_dtype"]), ("", "none", "fp32"))
+        self.assertIn("slice-norm: expected", self.run_program(*evaluate, path, "--slice-norm", code=2).stderr)
+        out = self.folder / "pca"
+        self.run_program("convert", "--model", path, "--out", out, "--transform", "pca", "--groups", 2, "--calibration",
+                         __file__, "--calibration-tokens", 512, "--sequence", 64)
+        row = self.rows(*evaluate, out, "--slice-norm")[0]
+        self.assertLess(abs(row["kl"]), 1e-8)  # what fp32 leaves, squared
 
     def test_a_sliced_reference_has_the_groups_that_are_asked_for(self):
         path, _ = self.family("v3")
