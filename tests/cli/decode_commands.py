@@ -187,6 +187,8 @@ class Generate(DecodeCase):
             (2, "groups that divide the 3 ranks, got 2", [*generate, path, "--layout", "tpla", "--groups", 2, "--ranks",
                                                           "local:3"]),
             (2, "at most 8 ranks", [*generate, path, "--ranks", "local:9"]),
+            (2, "at most the latent's 32 columns as groups, got 33",
+             [*generate, path, "--layout", "tpla", "--ranks", "local:33"]),
             (2, "expected exact or sliced", [*generate, path, "--prefill", "some"]),
             (2, "expected fp32 or bf16", [*generate, path, "--dtype", "fp16"]),
             (2, "temperature", [*generate, path, "--temperature", "-1"]),
