@@ -213,6 +213,8 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 Tensor project_query(const MlaWeights& w, const Tensor& x_BSD, const RopeTable& rope) {
   check_shape(x_BSD, {kAny, kAny, w.dims().d_model}, "x");
   if (!w.dims().d_q_latent) return up_project_query(w, {0, w.dims().n_heads}, x_BSD, rope);
+  check_shape(w.q_norm, {*w.dims().d_q_latent}, "q_norm");
+  check_shape(w.w_uq, {w.dims().n_heads * w.dims().d_qk(), *w.dims().d_q_latent}, "w_uq");
   return rotated_heads(w, NormedLinear::apply(raw_query_latent(w, x_BSD), w.q_norm, w.w_uq, w.spec.inner_norm_eps),
                        rope);
 }

@@ -59,6 +59,15 @@ TEST_P(Projections, QueryWithoutLatent) {
   EXPECT_CLOSE(project_query(l.w, l.x_BSD, l.rope()), want, rounding(40, 2));
 }
 
+TEST_P(Projections, RefuseWeightsOfOtherShapes) {
+  Layer l = layer();
+  const Tensor w_uq = std::exchange(l.w.w_uq, l.w.w_uq.narrow(0, 0, 4 * 24));
+  EXPECT_THROW(project_query(l.w, l.x_BSD, l.rope()), ConfigError);
+  l.w.w_uq = w_uq;
+  l.w.q_norm = l.w.q_norm.narrow(0, 0, 1);  // would be repeated
+  EXPECT_THROW(project_query(l.w, l.x_BSD, l.rope()), ConfigError);
+}
+
 TEST_P(Projections, Latent) {
   const Layer l = layer();
   const Tensor raw = at::matmul(fp64(l.x_BSD), fp64(l.w.w_dkv).t());
