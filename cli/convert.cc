@@ -1,3 +1,5 @@
+#include <malloc.h>
+
 #include <memory>
 
 #include "cli/commands.h"
@@ -55,6 +57,9 @@ void run(Flags& flags) {
   flags.options.transform = parse_transform(flags.transform);
   flags.options.balanced.seed = flags.common.seed;
   flags.options.windows = calibration_windows(flags, config);
+  // The fit's temporaries stay with the process: given back to the system, they would cost as much again to get anew.
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);
+  ::mallopt(M_TRIM_THRESHOLD, 512 << 20);
   Progress progress("convert", config.n_layers, "layers", flags.common.quiet);
   std::vector<ConvertedLayer> layers;
   const CommonOptions& common = flags.common;

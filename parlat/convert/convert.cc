@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <optional>
 
@@ -96,9 +97,22 @@ void check(const ConvertOptions& options, const ModelConfig& config) {
   check_weights(options.model, config);
 }
 
-// A folder that takes no files is found out before the work is done.
-void require_writable(const ConvertOptions& options) {
+// What makes two checkpoints ones of the same model: all but how its weights are stored.
+nlohmann::json shape_of(const ModelConfig& config) {
+  nlohmann::json hf = to_hf_json(config);
+  for (const char* stored : {"dtype", "torch_dtype", "quantization_config"}) hf.erase(stored);
+  return hf;
+}
+
+// A folder that takes no files, or that holds another model, is found out before the work is done.
+void require_writable(const ConvertOptions& options, const ModelConfig& config) {
   create_folders(options.out);
+  std::error_code ignored;
+  if (std::filesystem::exists(options.out / "config.json", ignored) &&
+      shape_of(load_model_config(options.out.string())) != shape_of(config)) {
+    throw ConfigError("out: expected a new folder or one with {} converted before, got {}, which holds another model",
+                      options.model.string(), options.out.string());
+  }
   const AtomicFile tried(options.out / slice_file_name(options.groups.front()));
 }
 
@@ -106,7 +120,8 @@ class Conversion {
  public:
   Conversion(const ConvertOptions& options, const ModelConfig& config) : options_(options), config_(config) {
     check(options, config);
-    require_writable(options);
+    require_writable(options, config);
+    lock_.emplace(options.out);
     files_.resize(options.groups.size());
     for (SliceFile& file : files_) file.transform = name(options.transform);
     const bool rotates = options.transform != Transform::kBalanced;
@@ -115,11 +130,13 @@ class Conversion {
   }
 
   void visit(const WalkedLayer& layer) {
-    if (copy_) {
-      copy_->add_layer(layer, rotate_layer(layer));
-    } else {
-      balance_layer(layer.index, layer_samples(layer.weights.mla, layer.x_BSD));
+    const LayerSamples samples = layer_samples(layer.weights.mla, layer.x_BSD);
+    const double variance = samples.c_kv().to(at::kDouble).var().item<double>();
+    if (!std::isfinite(variance) || variance == 0) {
+      throw DataError("{}: layer {}: expected weights that give latents which vary, got a variance of {}",
+                      options_.model.string(), layer.index, variance);
     }
+    copy_ ? copy_->add_layer(layer, rotate_layer(layer.index, samples)) : balance_layer(layer.index, samples);
   }
 
   std::vector<ConvertedLayer> finish() {
@@ -130,10 +147,22 @@ class Conversion {
       stage_slices(writer_->stage(slice_file_name(options_.groups[i])), files_[i]);
     }
     copy_ ? writer_->finish(config_) : writer_->commit();
+    remove_stale_slices(model);
     return std::move(layers_);
   }
 
  private:
+  // Slices that an earlier conversion left, of weights that are no more.
+  void remove_stale_slices(const std::string& model) const {
+    for (int64_t groups = 2; groups <= config_.mla.dims.d_latent; ++groups) {
+      const std::filesystem::path path = options_.out / slice_file_name(groups);
+      std::error_code ignored;
+      if (!std::filesystem::exists(path, ignored)) continue;
+      const std::string theirs = slice_model(path);
+      if (!theirs.empty() && theirs != model) std::filesystem::remove(path, ignored);
+    }
+  }
+
   // The model's other files, as they are.
   void add_files() {
     std::vector<std::string> names(kCompanions.begin(), kCompanions.end());
@@ -149,15 +178,14 @@ class Conversion {
   }
 
   // Returns the basis.
-  Tensor rotate_layer(const WalkedLayer& layer) {
-    const LayerSamples samples = layer_samples(layer.weights.mla, layer.x_BSD);
+  Tensor rotate_layer(int64_t layer, const LayerSamples& samples) {
     Tensor basis_LL = options_.transform == Transform::kPca
                           ? pca_basis(samples)
                           : hadamard_basis(config_.mla.dims.d_latent, options_.balanced.seed);
     const Tensor variance_L = variance_in(basis_LL, samples);
     for (size_t i = 0; i < files_.size(); ++i) {
       files_[i].layers.push_back(rotated_slices(variance_L, options_.groups[i]));
-      layers_.push_back({.layer = layer.index, .groups = options_.groups[i]});
+      layers_.push_back({.layer = layer, .groups = options_.groups[i]});
     }
     return basis_LL;
   }
@@ -174,6 +202,7 @@ class Conversion {
 
   const ConvertOptions& options_;
   const ModelConfig& config_;
+  std::optional<FolderLock> lock_;
   std::optional<CheckpointWriter> writer_;
   std::optional<RotatedCopy> copy_;
   std::vector<SliceFile> files_;

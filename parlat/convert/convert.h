@@ -36,9 +36,9 @@ struct ConvertedLayer {
 // groups. Works layer by layer: memory holds one layer's weights in fp32 and the calibration's activations. A rotated
 // copy's tensors have the dtypes of the model's (fp8 becomes bf16), rounded once from fp32. For balanced, out may be
 // the model's folder: then only the slices are written. Everything appears under its name when all is written. Throws
-// ConfigError for what cannot be (a rotated copy over its source, groups that exceed the latent, principal coordinates
-// of fewer tokens than there are), DataError for files and for texts whose latents do not vary. `progress` hears of
-// layers done.
+// ConfigError for what cannot be (a rotated copy over its source, a folder that holds another model or that another
+// process converts into, groups that exceed the latent, principal coordinates of fewer tokens than there are),
+// DataError for files, weights that aren't finite and texts whose latents do not vary. `progress` hears of layers done.
 std::vector<ConvertedLayer> convert(const ConvertOptions& options, const ModelConfig& config,
                                     const std::function<void(int64_t)>& progress);
 

@@ -142,6 +142,7 @@ SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& conf
 }
 
 std::string slice_transform(const std::filesystem::path& path) { return text_of(SafetensorsFile(path), "transform"); }
+std::string slice_model(const std::filesystem::path& path) { return text_of(SafetensorsFile(path), "model"); }
 
 void save_slices(const std::filesystem::path& path, const SliceFile& slices) {
   AtomicFile file(path);

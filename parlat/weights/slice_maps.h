@@ -48,8 +48,9 @@ std::string slice_file_name(int64_t groups);
 // Throws DataError for a file that is broken or damaged (an XXH3 of its maps lies beside them), or of fewer layers or
 // other widths than the model's. Layers behind the model's are skipped: a model may be cut to its first.
 SliceFile load_slices(const std::filesystem::path& path, const ModelConfig& config);
-// Of its header alone: hadamard, pca, balanced.
+// Of its header alone: hadamard, pca, balanced; and the fingerprint.
 std::string slice_transform(const std::filesystem::path& path);
+std::string slice_model(const std::filesystem::path& path);
 // Atomically; DataError.
 void save_slices(const std::filesystem::path& path, const SliceFile& slices);
 // The same into a file that the caller commits.

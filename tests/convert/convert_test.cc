@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -173,6 +174,22 @@ TEST_F(Conversion, WeightsOfAnEarlierConversionGoAndTheModelsOwnStay) {
   }
 }
 
+// Of two groups, of weights that are rotated afterwards.
+TEST_F(Conversion, SlicesOfWeightsThatAreNoMoreGo) {
+  const TemporaryFolder out;
+  ConvertOptions o = options(Transform::kBalanced, out.path());
+  o.balanced.steps = 0;
+  o.groups = {2};
+  convert(o, saved_.config, [](int64_t) {});
+  o.groups = {4};
+  convert(o, saved_.config, [](int64_t) {});
+  EXPECT_TRUE(std::filesystem::exists(out / "slices-2.safetensors")) << "of the same weights";
+  o.transform = Transform::kHadamard;
+  convert(o, saved_.config, [](int64_t) {});
+  EXPECT_FALSE(std::filesystem::exists(out / "slices-2.safetensors"));
+  EXPECT_TRUE(std::filesystem::exists(out / "slices-4.safetensors"));
+}
+
 TEST_F(Conversion, AFullDiskLeavesTheEarlierConversion) {
   const TemporaryFolder out;
   ConvertOptions o = options(Transform::kBalanced, out.path());
@@ -336,6 +353,31 @@ TEST_F(Conversion, RefusesWhatCannotBe) {
   ConvertOptions outside = options(Transform::kBalanced, out.path());
   outside.windows[0][3] = 61;
   EXPECT_THAT(refusal(outside), HasSubstr("tokens from 0 to 60, got 61"));
+
+  const TemporaryFolder taken;
+  ModelConfig other = saved_.config;
+  other.d_mlp += 1;
+  taken.write("config.json", to_hf_json(other).dump());
+  EXPECT_THAT(refusal(options(Transform::kBalanced, taken.path())), HasSubstr("holds another model"));
+  const FolderLock in_use(out.path());
+  EXPECT_THAT(refusal(options(Transform::kBalanced, out.path())), HasSubstr("got one in use"));
+}
+
+TEST_F(Conversion, NamesTheLayerOfWeightsThatAreNoNumbers) {
+  const TemporaryFolder broken, out;
+  for (const double poison : {double{NAN}, 0.0}) {
+    initialize(saved_.table, saved_.config, /*seed=*/5, at::kFloat);
+    saved_.weights.layers[1].mla.w_dkv.detach().fill_(poison);
+    save_weights(broken.path(), saved_.config, saved_.table);
+    ConvertOptions o = options(Transform::kBalanced, out.path());
+    o.model = broken.path();
+    try {
+      convert(o, saved_.config, [](int64_t) {});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("layer 1: expected weights that give latents which vary"));
+    }
+  }
 }
 
 // A text of two tokens: the first layer's latents lie on a line, whatever their number.
