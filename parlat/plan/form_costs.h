@@ -37,7 +37,7 @@ nlohmann::json to_json(const SentBytes& sent);
 //              laga      latent T (L+R), q and k 2 T h (N+R), v T h V
 //              absorbed  latent T (L+R), q T h (N+R), q_absorbed T h (L+R), out_latent T h L
 //              laga-q    what laga saves, c_q after its norm of all tokens, T Q, and their rope table, T R
-//                        in fp32
+//                        in fp32 (fp64 in fp64)
 //              ring      latent t (L+R), q t H (N+R)
 //              hybrid    latent t (L+R), q T h (N+R), T and h being those of the group (ring: a group of one rank)
 // by kernel:   eager     probabilities h S T
