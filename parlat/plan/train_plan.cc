@@ -80,8 +80,9 @@ std::string why_impossible(const FormPlan& plan, const TrainPlanOptions& options
 
 void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
   plan.peak_bytes = peak_bytes(options, plan);
-  plan.memory_bytes = static_cast<double>(options.layers - 1) * static_cast<double>(plan.costs.saved_bytes) +
-                      static_cast<double>(plan.peak_bytes);
+  const int64_t waiting = options.backward ? options.layers - 1 : 0;  // a forward pass keeps nothing of its layers
+  plan.memory_bytes =
+      static_cast<double>(waiting) * static_cast<double>(plan.costs.saved_bytes) + static_cast<double>(plan.peak_bytes);
 }
 
 // The one to use, and by what it wins.

@@ -250,6 +250,16 @@ TEST(TrainPlan, SaysWhatDoesNotFit) {
   EXPECT_THAT(nothing.reason, HasSubstr("nothing fits in 1.0 MB"));
 }
 
+TEST(TrainPlan, LayersOfAForwardPassKeepNothingForEachOther) {
+  TrainPlanOptions options = v3_options(8, 1, 65536);
+  options.layers = 61;
+  options.backward = false;
+  for (const FormPlan& form : plan_train(load_machine("h800x8-roce"), options).forms) {
+    if (!form.runs) continue;
+    EXPECT_EQ(form.memory_bytes, static_cast<double>(form.peak_bytes)) << form.label;
+  }
+}
+
 TEST(TrainPlan, UsesTheFastestThatFits) {
   const TrainPlan plan = plan_train(round_machine(), v3_options(16, 2, 16384));
   ASSERT_TRUE(plan.best);
