@@ -102,8 +102,9 @@ def memory(args):
                  + "; ".join(f"{label}: {', '.join(cells) or 'none'}" for label, cells in above.items())
                  + ". The excess is the gathered latent of the other ranks' tokens, and its share what it is set beside: "
                  "the paper's peaks hold weights and more, ours what a pass allocates. parlat's fused laga keeps the latent "
-                 "alone for the backward pass (`--save latent`), so it needs less than explicit. Peaks as published hold the layer's "
-                 "output as well, as a script does that keeps it; parlat's do not, since a model adds it to the residual stream.")
+                 "alone for the backward pass (`--save latent`), so it needs less than explicit. "
+                 "Peaks as published hold the layer's output as well, as a script does that keeps it; parlat's do not, "
+                 "since a model adds it to the residual stream.")
     for kernel in ("eager", "fused"):
         figure = draw(f"memory-{kernel}.svg", f"peak activation, 8 ranks, {kernel}", "sequence", "GB a rank", curves[kernel])
         parts.append(f"![memory, {kernel}]({figure})")
