@@ -203,10 +203,20 @@ struct Estimate {
     const auto each = [](int64_t bytes, int64_t parts) {
       return static_cast<double>(bytes) / static_cast<double>(parts);
     };
-    const int64_t ways = plan.form == TrainForm::kLagaQ ? 1 : 2;  // laga-q exchanges no queries, only what comes out
+    const int64_t ways = plan.form == TrainForm::kExplicit ? 4  // queries, keys and values in, what comes out
+                         : plan.form == TrainForm::kLagaQ  ? 1  // no queries
+                                                           : 2;
     wait(pieces.exchange(each(sent.all_to_all, ways), share), 0, ways);
-    wait(pieces.exchange(each(sent.all_gather, groups.groups), gather_share), gather_behind_s, groups.groups);
-    wait(pieces.exchange(each(sent.reduce_scatter, groups.groups), gather_share), 0, groups.groups);
+    // laga-q gathers the latents of queries too, by themselves: what is computed meanwhile waits for them.
+    const auto d_q_latent = static_cast<double>(plan.form == TrainForm::kLagaQ ? d.d_q_latent.value() : 0);
+    const double of_queries = d_q_latent / (d_q_latent + static_cast<double>(d.d_cache()));
+    const auto gather = [&](int64_t bytes, double behind_s) {
+      const double one = each(bytes, groups.groups);
+      wait(pieces.exchange(one * (1 - of_queries), gather_share), behind_s, groups.groups);
+      wait(pieces.exchange(one * of_queries, gather_share), 0);
+    };
+    gather(sent.all_gather, gather_behind_s);
+    gather(sent.reduce_scatter, 0);
     pass(sent.send_recv, hops_behind_s / static_cast<double>(groups.groups));
     plan.between_bytes +=
         std::llround(share * each(sent.all_to_all, 1) + gather_share * each(sent.all_gather + sent.reduce_scatter, 1) +

@@ -10,7 +10,7 @@ namespace parlat {
 // through memory 4 times forward and 7 backward. Forward, what is saved is written and read once, and what is sent read
 // and written at both ends (packed and unpacked); backward is counted as twice that, whatever it sends. An exchange
 // takes its latency and the bytes of the slower of both links. What is hidden (docs/plan.md):
-//   absorbed, laga, laga-q  the gather of latents behind the query's projection, forward
+//   absorbed, laga, laga-q  the gather of latents behind the query's projection, forward (not that of queries' latents)
 //   ring, hybrid            each hop behind the attention over the latents that are there meanwhile; backward the
 //                           gradients' hop behind what the latents' leaves of it, the last behind nothing
 void estimate_time(const Machine& machine, const TrainPlanOptions& options, FormPlan& plan);

@@ -5,6 +5,8 @@
 
 #include "parlat/base/error.h"
 #include "parlat/bench/attention_bench.h"
+#include "parlat/plan/machine.h"
+#include "parlat/plan/train_plan.h"
 #include "parlat/tensor/memory_meter.h"
 #include "parlat/train/forms.h"
 #include "parlat/train/step_record.h"
@@ -122,6 +124,29 @@ TEST_P(FormCostsOf, EqualTheCountersInEveryDtype) {
     SCOPED_TRACE(name(dtype));
     const bool query_latent = GetParam() == TrainForm::kLagaQ;
     expect_costs({8, 1, 24, query_latent ? std::optional<int64_t>(10) : std::nullopt, Sharding::kContiguous, dtype}, 4);
+  }
+}
+
+// Exchanges one after the other, of a layer's forward and backward pass.
+TEST_P(FormCostsOf, TakesTheStepsThatTheTransportCounts) {
+  for (const int ranks : {2, 4}) {
+    if (GetParam() == TrainForm::kHybrid && ranks == 2) continue;  // no groups of several ranks
+    const LayerCase layer = make_case({8, 1, 32, 10, Sharding::kZigzag, at::kFloat});
+    int64_t calls = 0;
+    run_ranks(ranks, [&](Communicator& comm) {
+      const RankLayer local = rank_layer(layer, /*requires_grad=*/true, comm);
+      const auto attention = make_attention(GetParam(), comm, layer.weights.dims(), {});
+      const Traffic start = comm.traffic();
+      attention->forward(local.weights, local.x_BSD, local.tokens).backward(local.grad_out_BSD);
+      if (comm.rank() > 0) return;
+      for (const Traffic::Entry& entry : (comm.traffic() - start).entries) calls += entry.calls;
+    });
+    const TrainPlan plan =
+        plan_train(load_machine("h800x8-roce"), {.dims = layer.weights.dims(), .ranks = ranks, .sequence = 32});
+    const auto same = std::find_if(plan.forms.begin(), plan.forms.end(),
+                                   [&](const FormPlan& form) { return form.form == GetParam(); });
+    ASSERT_NE(same, plan.forms.end());
+    EXPECT_EQ(same->steps, calls) << ranks << " ranks";
   }
 }
 
