@@ -10,13 +10,13 @@ namespace parlat {
 namespace {
 
 constexpr int64_t kFp32Bytes = 4;
-// Of the kernels, which hold these in headers that need torch: kFusedQueries, kFusedKeys, kEagerBlockRows, and kPanel
-// of products.
-constexpr int64_t kQueries = 128, kKeys = 512, kEagerRows = 256, kPanel = 1024;
+constexpr int64_t kQueries = KernelBlocks::kQueries, kKeys = KernelBlocks::kKeys;
+constexpr int64_t kEagerRows = KernelBlocks::kEagerRows;
+constexpr int64_t kPanel = 1024;  // gemm.cc's
 
 // Letters as in docs/mathematics.md: t, tokens of this rank; T and h, tokens and heads in its group.
-struct Moments {
-  Moments(const TrainPlanOptions& options, const FormPlan& plan)
+struct Sizes {
+  Sizes(const TrainPlanOptions& options, const FormPlan& plan)
       : d(options.dims),
         form(plan.form),
         groups(rank_groups(plan, options)),
@@ -43,12 +43,21 @@ struct Moments {
   int64_t width_qk() const { return absorbed() ? d.d_cache() : d.d_qk(); }
   int64_t width_v() const { return absorbed() ? d.d_latent : d.d_v; }
 
+  // Of a product [m, k] [k, n].
+  int64_t panels(int64_t m, int64_t k, int64_t n) const {
+    const auto panel = [](int64_t rows, int64_t columns) { return std::min(rows, kPanel) * std::min(columns, kPanel); };
+    return widens ? (panel(m, k) + panel(k, n) + panel(m, n)) * wide : 0;
+  }
+};
+
+// With a backward pass: what each moment needs besides what is saved, but for at_input.
+struct Moments : Sizes {
+  using Sizes::Sizes;
+
   // w_o: the layer's output, or the gradient of its input, and the panels of that product.
   int64_t at_output() const {
     const int64_t heads_out = d.n_heads * d.d_v;
-    const auto panel = [](int64_t m, int64_t n) { return std::min(m, kPanel) * std::min(n, kPanel); };
-    const int64_t panels = panel(t, d.d_model) + panel(d.d_model, heads_out) + panel(t, heads_out);
-    return t * std::max(heads_out, d.d_model) * element + (widens ? panels * wide : 0);
+    return t * std::max(heads_out, d.d_model) * element + panels(t, heads_out, d.d_model);
   }
 
   // Attention's forward pass ends, where latents pass: its output in the dtype of the sums and in its own, of which
@@ -104,10 +113,80 @@ struct Moments {
   int64_t at_input() const { return 3 * t * d.d_model * element; }
 };
 
+// Without a backward pass: a tensor is there until the form's function, or what it calls, is done with it.
+struct ForwardMoments : Sizes {
+  using Sizes::Sizes;
+
+  int64_t query() const { return T * h * d.d_qk() * element; }
+  int64_t keys_and_values() const { return T * h * (d.d_qk() + d.d_v) * element; }
+  int64_t product() const { return T * h * (d.d_nope + d.d_v) * element; }  // which holds them before they are apart
+  int64_t attended() const { return T * h * d.d_v * element; }
+  int64_t lse() const { return fused ? T * h * wide : 0; }
+  int64_t shard() const { return t * d.d_cache() * element; }
+  int64_t gathered() const { return T * d.d_cache() * element; }
+  int64_t rope() const { return form == TrainForm::kLagaQ ? T * d.d_rope * wide : 0; }
+
+  // To the end: what the form's function names beside attention's output.
+  int64_t held() const {
+    const int64_t beside = form == TrainForm::kExplicit ? keys_and_values() : passes_latents(form) ? shard() : rope();
+    return query() + beside;
+  }
+
+  // Queries or explicit's keys on their way, or laga-q's queries made: local ones and packed ones with those of all
+  // tokens.
+  int64_t at_inputs() const {
+    const int64_t local = t * d.n_heads * d.d_qk() * element, exchanging = groups.members > 1 ? 2 * local : 0;
+    if (form == TrainForm::kExplicit) {
+      const int64_t apart = t * d.n_heads * (d.d_nope + d.d_v) * element + shard();
+      return 2 * query() + out() + std::max(exchanging, apart);
+    }
+    const int64_t latents = shard() + (passes_latents(form) ? 0 : gathered());
+    if (form != TrainForm::kLagaQ) return query() + exchanging + latents;
+    const int64_t width = d.d_q_latent.value();
+    const int64_t steps = T * d.d_rope * (20 + (wide == kFp32Bytes ? kFp32Bytes : 0));  // of rope's table, in fp64
+    const int64_t making = query() + rope() + panels(T, width, h * d.d_qk());
+    return latents + T * width * element + std::max(t * width * element + steps, making);
+  }
+
+  // What one thread of the kernel needs: operands of a block, scores, and sums of one head that are not the output.
+  int64_t scratch() const {
+    const int64_t both = width_qk() + width_v();
+    if (!fused) return (queries * both + std::min(kEagerRows, queries) * (both + queries)) * wide;
+    const int64_t w = (d.d_nope + d.d_v) * d.d_latent;
+    const int64_t rebuilding = rebuilds_keys ? kKeys * d.d_latent + (widens ? w : 0) : 0;
+    const int64_t sums = widens && !passes_latents(form) ? queries * width_v() : 0;
+    return ((kKeys + kQueries) * both + 2 * kQueries * kKeys + rebuilding + sums) * wide;
+  }
+
+  int64_t at_attention() const {
+    const int64_t kernel = lse() + scratch();
+    if (form == TrainForm::kExplicit) return held() + attended() + kernel;
+    if (absorbed()) {
+      const int64_t latent_heads = T * h * (d.d_cache() + d.d_latent) * element;
+      return held() + gathered() + latent_heads + std::max(kernel, attended() + panels(T, d.d_latent, d.d_v));
+    }
+    if (passes_latents(form)) {
+      const int64_t passing = std::min<int64_t>(groups.groups - 1, 2) * shard() + (groups.members > 1 ? gathered() : 0);
+      return held() + T * h * d.d_v * wide + lse() + std::max(passing + scratch(), widens ? attended() : 0);
+    }
+    if (rebuilds_keys) return held() + gathered() + attended() + kernel;
+    return held() + gathered() + keys_and_values() + std::max(product(), attended() + kernel);
+  }
+
+  // Attention's output on its way back, or w_o.
+  int64_t at_output() const {
+    const int64_t heads_out = d.n_heads * d.d_v, received = t * (d.n_heads - h) * d.d_v * element;
+    const int64_t projecting = t * d.d_model * element + panels(t, heads_out, d.d_model);
+    return held() + (groups.members > 1 ? attended() : 0) + out() + std::max(received, projecting);
+  }
+
+  int64_t most() const { return std::max({at_inputs(), at_attention(), at_output()}); }
+};
+
 }  // namespace
 
 int64_t peak_bytes(const TrainPlanOptions& options, const FormPlan& plan) {
-  if (!options.backward) return plan.costs.saved_bytes;
+  if (!options.backward) return ForwardMoments(options, plan).most();
   const Moments moments(options, plan);
   return std::max(plan.costs.saved_bytes + std::max({moments.at_output(), moments.at_sums(), moments.at_attention()}),
                   moments.at_input());
