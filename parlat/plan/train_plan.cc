@@ -86,7 +86,7 @@ void add_memory(const TrainPlanOptions& options, FormPlan& plan) {
 }
 
 // The one to use, and by what it wins.
-void choose(double memory_bytes, TrainPlan& plan) {
+void choose(double memory_bytes, bool backward, TrainPlan& plan) {
   const FormPlan* second = nullptr;
   for (size_t i = 0; i < plan.forms.size(); ++i) {
     if (!plan.forms[i].misfit.empty()) continue;
@@ -98,8 +98,8 @@ void choose(double memory_bytes, TrainPlan& plan) {
     }
   }
   if (!plan.best) {
-    plan.reason = fmt::format("nothing fits in {} a rank: more ranks, fewer tokens, or layers that are recomputed",
-                              format_bytes(memory_bytes));
+    plan.reason = fmt::format("nothing fits in {} a rank: more ranks{}", format_bytes(memory_bytes),
+                              backward ? ", fewer tokens, or layers that are recomputed" : " or fewer tokens");
     return;
   }
   const FormPlan& best = plan.forms[*plan.best];
@@ -142,7 +142,7 @@ TrainPlan plan_train(const Machine& machine, const TrainPlanOptions& options) {
       form.misfit = fmt::format("{} of activations in {}", format_bytes(form.memory_bytes), format_bytes(memory));
     }
   }
-  choose(memory, plan);
+  choose(memory, options.backward, plan);
   return plan;
 }
 

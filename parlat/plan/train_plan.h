@@ -38,7 +38,7 @@ struct FormPlan {
   FormCosts costs = {};
   int64_t between_bytes = 0;                     // of those sent, what crosses to other nodes
   int64_t peak_bytes = 0;                        // plan/peak.h
-  double memory_bytes = 0;                       // peak of one layer above the saved tensors of all
+  double memory_bytes = 0;                       // that peak, and what other layers save for a backward pass
   double forward_flops = 0, backward_flops = 0;  // of a layer: products and visible pairs, multiply-adds as two
   double compute_s = 0;
   double exchange_s = 0;  // waited for
