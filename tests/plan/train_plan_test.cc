@@ -247,7 +247,9 @@ TEST(TrainPlan, SaysWhatDoesNotFit) {
   options.memory_bytes = 1e6;
   const TrainPlan nothing = plan_train(round_machine(), options);
   EXPECT_FALSE(nothing.best);
-  EXPECT_THAT(nothing.reason, HasSubstr("nothing fits in 1.0 MB"));
+  EXPECT_EQ(nothing.reason, "nothing fits in 1.0 MB a rank: more ranks, fewer tokens, or layers that are recomputed");
+  options.backward = false;
+  EXPECT_EQ(plan_train(round_machine(), options).reason, "nothing fits in 1.0 MB a rank: more ranks or fewer tokens");
 }
 
 TEST(TrainPlan, LayersOfAForwardPassKeepNothingForEachOther) {
