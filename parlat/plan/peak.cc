@@ -14,16 +14,16 @@ constexpr int64_t kQueries = KernelBlocks::kQueries, kKeys = KernelBlocks::kKeys
 constexpr int64_t kEagerRows = KernelBlocks::kEagerRows;
 constexpr int64_t kPanel = 1024;  // gemm.cc's
 
-// Letters as in docs/mathematics.md: t, tokens of this rank; T and h, tokens and heads in its group.
+// t: tokens of this rank; T (`of_group`) and h: tokens and heads in its group (docs/plan.md).
 struct Sizes {
   Sizes(const TrainPlanOptions& options, const FormPlan& plan)
       : d(options.dims),
         form(plan.form),
         groups(rank_groups(plan, options)),
         t(options.batch * even_share(options.sequence, options.ranks, 0).size()),
-        T(std::min(t * groups.members, options.batch * options.sequence)),
+        of_group(std::min(t * groups.members, options.batch * options.sequence)),
         h(even_share(d.n_heads, groups.members, 0).size()),
-        queries(T / options.batch),
+        queries(of_group / options.batch),
         element(dtype_bytes(options.dtype)),
         wide(std::max(element, kFp32Bytes)),
         widens(element < wide),
@@ -34,8 +34,8 @@ struct Sizes {
   const MlaDims& d;
   const TrainForm form;
   const RankGroups groups;
-  const int64_t t, T, h, queries;  // queries: of one sequence
-  const int64_t element, wide;     // bytes; wide: of the arithmetic
+  const int64_t t, of_group, h, queries;  // queries: of one sequence
+  const int64_t element, wide;            // bytes; wide: of the arithmetic
   const bool widens, fused, rebuilds_keys;
 
   int64_t out() const { return t * d.n_heads * d.d_v * element; }
@@ -62,7 +62,9 @@ struct Moments : Sizes {
 
   // Attention's forward pass ends, where latents pass: its output in the dtype of the sums and in its own, of which
   // what is saved has one.
-  int64_t at_sums() const { return passes_latents(form) ? T * h * d.d_v * wide - (groups.members > 1 ? out() : 0) : 0; }
+  int64_t at_sums() const {
+    return passes_latents(form) ? of_group * h * d.d_v * wide - (groups.members > 1 ? out() : 0) : 0;
+  }
 
   // What one thread of the kernel's backward pass needs: in blocks of the arithmetic's dtype operands, gradients of
   // keys and values, and scores and their gradients; then the gradient of one head's queries.
@@ -79,16 +81,17 @@ struct Moments : Sizes {
   // On top of what is saved while attention's backward pass runs, without its scratch. The output, and out, saved for
   // w_o, are no more: the gradient of one of them is there instead.
   int64_t gradients() const {
-    const int64_t query = T * h * width_qk() * element, along = fused ? T * h * wide : 0;
+    const int64_t query = of_group * h * width_qk() * element, along = fused ? of_group * h * wide : 0;
     const bool kept_twice = fused && groups.members > 1;
     if (absorbed()) {
-      const int64_t keys_and_values = T * (d.d_cache() + d.d_latent);
+      const int64_t keys_and_values = of_group * (d.d_cache() + d.d_latent);
       return query + keys_and_values * (fused ? wide : element) + along - out();
     }
     const int64_t gone = kept_twice ? out() : 0;
-    if (passes_latents(form)) return query + (widens ? T * h * kFp32Bytes : 0) + along + passing() - gone;
-    if (rebuilds_keys) return query + T * d.d_cache() * wide + along - gone;
-    return query + T * h * (d.d_qk() + d.d_v) * element + along - gone;
+    if (passes_latents(form))
+      return query + (widens ? of_group * h * ((d.d_qk() + 31) / 32) : 0) + along + passing() - gone;
+    if (rebuilds_keys) return query + of_group * d.d_cache() * wide + along - gone;
+    return query + of_group * h * (d.d_qk() + d.d_v) * element + along - gone;
   }
 
   // Of the latents at hand, gathered, the gradient; shards on their way: latents at hand and the next, gradients of
@@ -97,14 +100,14 @@ struct Moments : Sizes {
     const int64_t n = groups.groups;
     const int64_t gathered = groups.members > 1 ? element : 0;
     const int64_t shards = n < 2 ? 0 : (n > 2 ? 3 : 1) * wide + (n > 3 ? 2 : 1) * element;
-    return (T * (wide + gathered) + t * shards) * d.d_cache();
+    return (of_group * (wide + gathered) + t * shards) * d.d_cache();
   }
 
   // Sums over heads exist a second time, rounded, when scratch is gone.
   int64_t rounded() const {
     if (!fused || !widens || passes_latents(form)) return 0;
-    if (absorbed()) return T * (d.d_cache() + d.d_latent) * element;
-    return rebuilds_keys ? T * d.d_cache() * element : 0;
+    if (absorbed()) return of_group * (d.d_cache() + d.d_latent) * element;
+    return rebuilds_keys ? of_group * d.d_cache() * element : 0;
   }
 
   int64_t at_attention() const { return gradients() + std::max(scratch(), rounded()); }
@@ -117,14 +120,16 @@ struct Moments : Sizes {
 struct ForwardMoments : Sizes {
   using Sizes::Sizes;
 
-  int64_t query() const { return T * h * d.d_qk() * element; }
-  int64_t keys_and_values() const { return T * h * (d.d_qk() + d.d_v) * element; }
-  int64_t product() const { return T * h * (d.d_nope + d.d_v) * element; }  // which holds them before they are apart
-  int64_t attended() const { return T * h * d.d_v * element; }
-  int64_t lse() const { return fused ? T * h * wide : 0; }
+  int64_t query() const { return of_group * h * d.d_qk() * element; }
+  int64_t keys_and_values() const { return of_group * h * (d.d_qk() + d.d_v) * element; }
+  int64_t product() const {
+    return of_group * h * (d.d_nope + d.d_v) * element;
+  }  // which holds them before they are apart
+  int64_t attended() const { return of_group * h * d.d_v * element; }
+  int64_t lse() const { return fused ? of_group * h * wide : 0; }
   int64_t shard() const { return t * d.d_cache() * element; }
-  int64_t gathered() const { return T * d.d_cache() * element; }
-  int64_t rope() const { return form == TrainForm::kLagaQ ? T * d.d_rope * wide : 0; }
+  int64_t gathered() const { return of_group * d.d_cache() * element; }
+  int64_t rope() const { return form == TrainForm::kLagaQ ? of_group * d.d_rope * wide : 0; }
 
   // To the end: what the form's function names beside attention's output.
   int64_t held() const {
@@ -143,9 +148,10 @@ struct ForwardMoments : Sizes {
     const int64_t latents = shard() + (passes_latents(form) ? 0 : gathered());
     if (form != TrainForm::kLagaQ) return query() + exchanging + latents;
     const int64_t width = d.d_q_latent.value();
-    const int64_t steps = T * d.d_rope * (20 + (wide == kFp32Bytes ? kFp32Bytes : 0));  // of rope's table, in fp64
-    const int64_t making = query() + rope() + panels(T, width, h * d.d_qk());
-    return latents + T * width * element + std::max(t * width * element + steps, making);
+    const int64_t steps =
+        of_group * d.d_rope * (20 + (wide == kFp32Bytes ? kFp32Bytes : 0));  // of rope's table, in fp64
+    const int64_t making = query() + rope() + panels(of_group, width, h * d.d_qk());
+    return latents + of_group * width * element + std::max(t * width * element + steps, making);
   }
 
   // What one thread of the kernel needs: operands of a block, scores, and sums of one head that are not the output.
@@ -162,12 +168,12 @@ struct ForwardMoments : Sizes {
     const int64_t kernel = lse() + scratch();
     if (form == TrainForm::kExplicit) return held() + attended() + kernel;
     if (absorbed()) {
-      const int64_t latent_heads = T * h * (d.d_cache() + d.d_latent) * element;
-      return held() + gathered() + latent_heads + std::max(kernel, attended() + panels(T, d.d_latent, d.d_v));
+      const int64_t latent_heads = of_group * h * (d.d_cache() + d.d_latent) * element;
+      return held() + gathered() + latent_heads + std::max(kernel, attended() + panels(of_group, d.d_latent, d.d_v));
     }
     if (passes_latents(form)) {
       const int64_t passing = std::min<int64_t>(groups.groups - 1, 2) * shard() + (groups.members > 1 ? gathered() : 0);
-      return held() + T * h * d.d_v * wide + lse() + std::max(passing + scratch(), widens ? attended() : 0);
+      return held() + of_group * h * d.d_v * wide + lse() + std::max(passing + scratch(), widens ? attended() : 0);
     }
     if (rebuilds_keys) return held() + gathered() + attended() + kernel;
     return held() + gathered() + keys_and_values() + std::max(product(), attended() + kernel);

@@ -27,6 +27,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 std::vector<std::vector<int64_t>> random_windows(int64_t count, int64_t length) {
   const Tensor tokens = seeded_integers({count, length}, 61, 9, "calibration");
@@ -174,7 +175,6 @@ TEST_F(Conversion, WeightsOfAnEarlierConversionGoAndTheModelsOwnStay) {
   }
 }
 
-// Of two groups, of weights that are rotated afterwards.
 TEST_F(Conversion, SlicesOfWeightsThatAreNoMoreGo) {
   const TemporaryFolder out;
   ConvertOptions o = options(Transform::kBalanced, out.path());
@@ -371,12 +371,8 @@ TEST_F(Conversion, NamesTheLayerOfWeightsThatAreNoNumbers) {
     save_weights(broken.path(), saved_.config, saved_.table);
     ConvertOptions o = options(Transform::kBalanced, out.path());
     o.model = broken.path();
-    try {
-      convert(o, saved_.config, [](int64_t) {});
-      ADD_FAILURE() << "nothing was thrown";
-    } catch (const DataError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("layer 1: expected weights that give latents which vary"));
-    }
+    EXPECT_THAT([&] { convert(o, saved_.config, [](int64_t) {}); },
+                ThrowsMessage<DataError>(HasSubstr("layer 1: expected weights that give latents which vary")));
   }
 }
 
