@@ -58,7 +58,8 @@ Tensor project_rows(const Tensor& x_mK, const Tensor& w_NK) { return project_row
 
 std::vector<Tensor> project_rows(const Tensor& x_mK, const std::vector<Tensor>& weights_NK) {
   const int64_t m = x_mK.size(0);
-  const Tensor x = m > kFewRows ? x_mK : x_mK.contiguous();  // products of many rows take any strides
+  const bool few = are_few(m, weights_NK.front().scalar_type());
+  const Tensor x = few ? x_mK.contiguous() : x_mK;  // products of many rows take any strides
   std::vector<Tensor> results;
   std::vector<RowBlock> blocks;
   std::vector<int64_t> first = {0};  // row of each weight among all
@@ -69,7 +70,7 @@ std::vector<Tensor> project_rows(const Tensor& x_mK, const std::vector<Tensor>& 
     blocks.push_back(block_of(x, w, results.back()));
     first.push_back(first.back() + w.size(0));
   }
-  if (m > kFewRows) {
+  if (!few) {
     for (size_t i = 0; i < results.size(); ++i) gemm(x, weights_NK[i].t(), results[i]);
     return results;
   }
@@ -89,7 +90,7 @@ void project_heads(const Tensor& x_mhK, const Tensor& w_hNK, const Tensor& y_mhN
   PARLAT_ASSERT(x_mhK.stride(2) == 1 && y_mhN.stride(2) == 1, "columns {} and {} apart", x_mhK.stride(2),
                 y_mhN.stride(2));
   const int64_t n_heads = x_mhK.size(1);
-  if (x_mhK.size(0) > kFewRows) {
+  if (!are_few(x_mhK.size(0), w_hNK.scalar_type())) {
     for (int64_t h = 0; h < n_heads; ++h) gemm(x_mhK.select(1, h), w_hNK[h].t(), y_mhN.select(1, h));
     return;
   }

@@ -72,20 +72,33 @@ HWY_INLINE void tile(const RowBlock& b, int64_t i, int64_t n) {
   }
 }
 
-// kW rows of w against all rows of x: the weights then lie in the nearest cache.
-template <int64_t kW, typename T>
+// kW rows of w against all rows of x, kX at a time: the weights then lie in the nearest cache.
+template <int64_t kX, int64_t kW, typename T>
 HWY_INLINE void columns(const RowBlock& b, int64_t n) {
   int64_t i = 0;
-  for (; i + 2 <= b.m; i += 2) tile<2, kW, T>(b, i, n);
-  if (i < b.m) tile<1, kW, T>(b, i, n);
+  for (; i + kX <= b.m; i += kX) tile<kX, kW, T>(b, i, n);
+  if constexpr (kX > 2) {
+    for (; i + 2 <= b.m; i += 2) tile<2, kW, T>(b, i, n);
+  }
+  for (; i < b.m; ++i) tile<1, kW, T>(b, i, n);
 }
 
+template <int64_t kX, int64_t kW, typename T>
+HWY_INLINE void all_columns(const RowBlock& b, Range rows) {
+  int64_t n = rows.begin;
+  for (; n + kW <= rows.end; n += kW) columns<kX, kW, T>(b, n);
+  for (; n < rows.end; ++n) columns<kX, 1, T>(b, n);
+}
+
+// Few rows wait for memory, of which more rows of w ask sooner; for more, widening costs less the more rows of x it is
+// for. Either way 16 registers hold sums and operands.
 template <typename T>
 HWY_INLINE void all_columns(const RowBlock& b, Range rows) {
-  constexpr int64_t kW = 4;
-  int64_t n = rows.begin;
-  for (; n + kW <= rows.end; n += kW) columns<kW, T>(b, n);
-  for (; n < rows.end; ++n) columns<1, T>(b, n);
+  if (b.m < 4) {
+    all_columns<2, 4, T>(b, rows);
+  } else {
+    all_columns<4, 3, T>(b, rows);
+  }
 }
 
 void multiply_rows_of_this_target(const RowBlock& b, Range rows) {
