@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -55,8 +56,9 @@ std::vector<SliceMaps> rotated_slices(const Tensor& variance_L, int64_t groups) 
     const double share = (variance_L.narrow(0, columns.begin, columns.size()).sum() / variance_L.sum()).item<double>();
     if (!(share > least)) {
       throw DataError(
-          "calibration: expected latents that vary in each of {} slices, got {:.1e} of the variance in slice {}",
-          groups, share, group);
+          "calibration: expected text of enough different tokens that latents vary in each of {} slices, got {:.1e} of "
+          "the variance in slice {}",
+          groups, std::max(share, 0.0), group);
     }
     SliceMaps maps = plain_slice(d_latent, groups, group);
     maps.key_Lw = maps.key_Lw / share;

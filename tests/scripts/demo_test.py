@@ -45,9 +45,10 @@ class Demo(unittest.TestCase):
                               capture_output=True, text=True, timeout=300)
 
     def test_runs_to_its_end(self):
-        # Learned within the few steps, so that the demo's own verdict on the trained model is put to the test.
+        # Learned within the few steps, so that the demo's own verdict on the trained model is put to the test; of more
+        # different bytes than half a latent has columns, so that the first layer's vary in both slices.
         text = self.tree / "text.txt"
-        text.write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+        text.write_text("The quick brown fox jumps over 1,234,567,890 lazy dogs; SPHINX OF BLACK QUARTZ, JUDGE MY VOW!\n" * 200)
         done = self.demo("--data", "text.txt")
         self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
         out = self.tree / "out/demo"
