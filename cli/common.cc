@@ -8,15 +8,21 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string_view>
 
 #include "cli/record.h"
 #include "parlat/base/error.h"
 #include "parlat/base/printable.h"
+#include "parlat/io/atomic_file.h"
 #include "parlat/io/files.h"
 
 namespace parlat {
 
 namespace {
+
+// What write_record's files begin with: names are sorted.
+constexpr std::string_view kRecordStart = "{\n  \"command\": ";
 
 // Less is no wait at all; more does not fit into the nanoseconds of a clock. NaN is neither.
 std::string check_timeout(const std::string& text) {
@@ -35,6 +41,18 @@ void require_writable(const std::filesystem::path& file) {
   errno = EISDIR;
   if (std::filesystem::is_directory(file, ignored) || ::access((there ? file : folder).c_str(), W_OK) != 0) {
     throw DataError("{}: cannot be written: {}", file.string(), std::strerror(errno));
+  }
+}
+
+void require_record_file(const std::filesystem::path& file) {
+  require_writable(file);
+  std::error_code missing;
+  const auto bytes = std::filesystem::file_size(file, missing);
+  if (missing || bytes == 0 || is_written_straight(file)) return;
+  std::string start(kRecordStart.size(), '\0');
+  std::ifstream(file).read(start.data(), static_cast<std::streamsize>(start.size()));
+  if (start != kRecordStart) {
+    throw DataError("{}: expected a new file, or a record to replace, for --json, got another file", file.string());
   }
 }
 

@@ -60,8 +60,10 @@ void print_table(std::vector<std::vector<std::string>> rows);
 // DataError where what was printed could not be written (a full disk).
 void flush_stdout();
 
-// DataError, before anything is measured or printed, where a --json cannot be written; nothing for an empty path.
+// DataError, before anything is measured or printed, where a file cannot be written; nothing for an empty path.
 void require_writable(const std::filesystem::path& file);
+// The same for --json, and where the file is there and no record: a text or a config given by mistake is not lost.
+void require_record_file(const std::filesystem::path& file);
 // The record of a run (cli/record.h) into the file that --json names; without --json nothing.
 void write_record(const CommonOptions& options, const std::string& command, const nlohmann::json& config,
                   const nlohmann::json& rows);

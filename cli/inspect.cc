@@ -229,6 +229,7 @@ void write_json(const CommonOptions& common, const Report& report) {
 }
 
 void run(const Flags& flags) {
+  require_record_file(flags.common.json);
   Report report = make_report(flags);
   print_report(report);
   // What is wrong with the files comes last, as the error, after all that helps to understand it.

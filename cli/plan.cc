@@ -123,7 +123,7 @@ nlohmann::json to_json(const Crossover& at, int64_t sequence) {
 }
 
 void run_train(const TrainFlags& flags) {
-  require_writable(flags.common.json);
+  require_record_file(flags.common.json);
   const Machine machine = load_machine(flags.machine);
   TrainPlanOptions options = train_options(flags);
   std::vector<TrainPlan> plans;  // before anything is printed

@@ -88,7 +88,7 @@ nlohmann::json to_json(const LayoutPlan& plan, const DecodePlanOptions& options,
 }
 
 void run(const Flags& flags) {
-  require_writable(flags.common.json);
+  require_record_file(flags.common.json);
   const Machine machine = load_machine(flags.machine);
   DecodePlanOptions options = decode_options(flags);
   std::vector<std::vector<LayoutPlan>> by_context;  // before anything is printed

@@ -46,7 +46,7 @@ void with_ranks(const CommonOptions& options, const std::function<void(Communica
   apply_instruction_set();
   set_quiet(options.quiet);
   const bool mpi = options.ranks == "mpi";
-  if (!mpi || launched_rank() == 0) require_writable(options.json);
+  if (!mpi || launched_rank() == 0) require_record_file(options.json);
   if (!mpi) warn_of_unused_mpirun();
   const CommOptions comm{.timeout = std::chrono::milliseconds(static_cast<int64_t>(options.timeout_s * 1e3))};
   if (mpi) return run_mpi_rank(body, options.threads, comm);

@@ -20,14 +20,13 @@ bool is_same(const struct stat& file, int fd) {
   return ::fstat(fd, &open_file) == 0 && open_file.st_dev == file.st_dev && open_file.st_ino == file.st_ino;
 }
 
-// Not a file that another may take the place of.
+}  // namespace
+
 bool is_written_straight(const std::filesystem::path& path) {
   struct stat status = {};
   if (::stat(path.c_str(), &status) != 0) return false;
   return !S_ISREG(status.st_mode) || is_same(status, STDOUT_FILENO) || is_same(status, STDERR_FILENO);
 }
-
-}  // namespace
 
 void sync_folder(const std::filesystem::path& folder) {
   const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);

@@ -30,6 +30,9 @@ class AtomicFile {
   int fd_ = -1;
 };
 
+// A device, a pipe, or what stdout or stderr go to: not a file that another may take the place of.
+bool is_written_straight(const std::filesystem::path& path);
+
 // write(2) until all is written; false with errno set.
 bool write_fully(int fd, std::string_view bytes);
 

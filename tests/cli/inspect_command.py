@@ -98,6 +98,21 @@ class Inspect(unittest.TestCase):
         self.assertEqual(inspect("--model-config", "tiny", "--json", "/dev/null").returncode, 0)
         self.assertTrue(pathlib.Path("/dev/null").is_char_device())
 
+    def test_records_replace_nothing_but_records(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "file"
+            for _ in range(2):  # a record takes the place of an earlier one
+                self.assertEqual(inspect("--model-config", "tiny", "--json", file).returncode, 0)
+            file.write_text("a text given by mistake\n")
+            failed = inspect("--model-config", "tiny", "--json", file)
+            self.assertEqual((failed.returncode, failed.stdout), (3, ""))
+            self.assertIn(f"{file}: expected a new file, or a record to replace, for --json", failed.stderr)
+            self.assertEqual(file.read_text(), "a text given by mistake\n")
+            with file.open("a") as appended:  # what stdout goes to is added to
+                subprocess.run([PROGRAM, "inspect", "--model-config", "tiny", "--json", "/dev/stdout"], stdout=appended,
+                               check=True)
+            self.assertTrue(file.read_text().startswith("a text given by mistake\n"))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -135,6 +135,7 @@ class Plan(unittest.TestCase):
                 ((*TRAIN, "--ranks", 8, "--ring-groups", 3), 2, "ring-groups that divide the 8 sequence ranks, or 0"),
                 ((*TRAIN, "--json", "/nonexist/x.json"), 3, "/nonexist/x.json: cannot be written"),
                 (("decode", "--machine", "h800x8-roce", "--json", "/nonexist/x.json"), 3, "cannot be written"),
+                ((*TRAIN, "--json", broken), 3, f"{broken}: expected a new file, or a record to replace, for --json"),
                 (("train", "--machine", broken), 2, f"{broken}: memory_gb: expected a number above 0 and at most 1e18, got nothing"),
                 (("train", "--machine", "nowhere"), 3, "machine: expected a file that can be read or one of "),
                 (("train",), 2, "--machine"),
