@@ -32,3 +32,5 @@ endfunction()
 find_plain_library(pcre2 pcre2.h pcre2-8)
 find_plain_library(utf8proc utf8proc.h utf8proc)
 find_plain_library(xxhash xxhash.h xxhash)
+# Of oneDNN the library alone: torch brings headers of another one.
+find_library(dnnl_LIBRARY dnnl REQUIRED)

@@ -41,7 +41,7 @@ find_python() {
 missing_packages() {
   local packages=(ninja-build libopenmpi-dev openmpi-bin nlohmann-json3-dev libcli11-dev libfmt-dev libspdlog-dev
                   libpcre2-dev libutf8proc-dev libxxhash-dev libgtest-dev libgmock-dev libhwy-dev
-                  libtomlplusplus-dev)
+                  libtomlplusplus-dev libdnnl-dev)
   [ "$1" != --test ] || packages+=(iproute2)
   if command -v dpkg-query >/dev/null; then
     # A name that was never installed makes dpkg-query fail after it has printed the others.

@@ -7,7 +7,7 @@
 namespace parlat {
 
 // What the operands of products of blocks lie in, for inputs like x: bf16 where the machine multiplies it natively
-// (native_bf16_gemm) and torch brings a product of bf16 that sums into fp32 (MKL's); fp32, or fp64 for fp64, elsewhere.
+// (bf16_product.h); fp32, or fp64 for fp64, elsewhere.
 at::ScalarType block_dtype(const Tensor& x);
 at::TensorOptions block_options(const Tensor& x);
 // `size` where what was summed must be rounded to be an operand again, 0 elsewhere: of room for that.

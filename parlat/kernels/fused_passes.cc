@@ -86,6 +86,12 @@ void scale_row(T* row, int64_t n, T factor) {
   for (int64_t i = 0; i < n; ++i) row[i] *= factor;
 }
 
+// Row r of an operand of products that softmax_rows writes; null where scores are operands as they are.
+uint16_t* bf16_row(const Tensor& operand, int64_t r) {
+  if (operand.scalar_type() != at::kBFloat16) return nullptr;
+  return static_cast<uint16_t*>(operand.mutable_data_ptr()) + r * operand.stride(0);
+}
+
 // Room of one task, reused from block to block.
 struct Room {
   Room(const FusedQuery& in, int64_t d_v)
@@ -95,15 +101,19 @@ struct Room {
         grad_scores(kFusedQueries * kFusedKeys, compute_options(in.q_BSHd)),
         rounded(rounded_size(in.q_BSHd, kFusedQueries * kFusedKeys), block_options(in.q_BSHd)),
         rounded_grad(rounded_size(in.q_BSHd, kFusedQueries * kFusedKeys), block_options(in.q_BSHd)) {}
+  // What is an operand of products where `x` in scratch isn't.
+  static Tensor operand(const Scratch& rounded, const Tensor& x) {
+    return rounded.dtype() == x.scalar_type() ? x : rounded.matrix(x.size(0), x.size(1));
+  }
   Scratch q, grad_out, scores, grad_scores;
-  Scratch rounded, rounded_grad;  // scores and their gradients as operands of products
+  Scratch rounded, rounded_grad;  // probabilities and gradients of scores as operands of products
 };
 
 // The running softmax of one head's queries in one sequence.
 template <typename T>
 struct Running {
   Tensor sum_Sv;  // of exp(score - max) v
-  std::vector<T> max, sum;
+  std::vector<RunningSoftmax<T>> rows;
 };
 
 template <typename T>
@@ -112,15 +122,14 @@ Running<T> begin_running(const Tensor& out_Sv, const Tensor& lse_S, const at::Te
   Running<T> running{out_Sv.scalar_type() == options.dtype().toScalarType()
                          ? out_Sv
                          : metered("scratch", at::empty(out_Sv.sizes(), options)),
-                     std::vector<T>(n, -std::numeric_limits<T>::infinity()), std::vector<T>(n, T(0))};
+                     std::vector<RunningSoftmax<T>>(n)};
   if (!resume || out_Sv.is_meta()) {
     running.sum_Sv.zero_();
     return running;
   }
   const auto lse = lse_S.accessor<T, 1>();
   for (int64_t s = 0; s < n; ++s) {
-    running.max[s] = lse[s];
-    running.sum[s] = lse[s] == -std::numeric_limits<T>::infinity() ? T(0) : T(1);
+    if (lse[s] != -std::numeric_limits<T>::infinity()) running.rows[s] = {.max = lse[s], .sum = 1, .weight = 1};
   }
   return running;
 }
@@ -131,21 +140,24 @@ void finish_running(const FusedQuery& in, int64_t b, Running<T>& running, const 
   auto lse = lse_S.accessor<T, 1>();
   auto sum = running.sum_Sv.template accessor<T, 2>();
   for (int64_t s = 0; s < out_Sv.size(0); ++s) {
+    RunningSoftmax<T>& row = running.rows[s];
     // Keys that all score -inf have no softmax.
-    if (running.sum[s] == 0 && in.visible.row(b, s).size() > 0) running.sum[s] = std::numeric_limits<T>::quiet_NaN();
-    const bool any = running.sum[s] != 0;
-    if (any) scale_row(&sum[s][0], sum.size(1), 1 / running.sum[s]);
-    lse[s] = any ? running.max[s] + std::log(running.sum[s]) : -std::numeric_limits<T>::infinity();
+    if (row.sum == 0 && in.visible.row(b, s).size() > 0) row.sum = row.weight = std::numeric_limits<T>::quiet_NaN();
+    const bool any = row.sum != 0;
+    if (any) scale_row(&sum[s][0], sum.size(1), 1 / row.weight);
+    lse[s] = any ? row.max + std::log(row.sum) : -std::numeric_limits<T>::infinity();
   }
   if (!running.sum_Sv.is_same(out_Sv)) out_Sv.copy_(running.sum_Sv);
 }
 
 template <typename T>
-void join_block(const FusedQuery& in, int64_t b, Range queries, Range keys, const Tensor& scores, Running<T>& running) {
+void join_block(const FusedQuery& in, int64_t b, Range queries, Range keys, const Tensor& scores, const Tensor& p,
+                Running<T>& running) {
   T* row = scores.mutable_data_ptr<T>();
   auto sum = running.sum_Sv.template accessor<T, 2>();
   for (int64_t s = queries.begin; s < queries.end; ++s, row += keys.size()) {
-    const T shrink = join_softmax_row(row, keys.size(), seen_from(in, b, s, keys), running.max[s], running.sum[s]);
+    const T shrink =
+        join_softmax_row(row, keys.size(), seen_from(in, b, s, keys), running.rows[s], bf16_row(p, s - queries.begin));
     if (shrink != 1) scale_row(&sum[s][0], sum.size(1), shrink);
   }
 }
@@ -161,8 +173,9 @@ void forward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, co
       const Range local{keys.begin - block.begin, keys.end - block.begin};
       const Tensor scores = room.scores.matrix(queries.size(), keys.size());
       multiply(room.q.converted(rows(q_Sd, queries)), rows(loaded.k, local).t(), scores, in.scale);
-      join_block<T>(in, b, queries, keys, scores, running);
-      accumulate(room.rounded.converted(scores), rows(loaded.v, local), rows(running.sum_Sv, queries));
+      const Tensor p = Room::operand(room.rounded, scores);
+      join_block<T>(in, b, queries, keys, scores, p, running);
+      accumulate(p, rows(loaded.v, local), rows(running.sum_Sv, queries));
     });
   });
   finish_running<T>(in, b, running, out_Sv, lse_S);
@@ -177,14 +190,16 @@ struct HeadGradients {
 
 template <typename T>
 void regain_block(const FusedQuery& in, int64_t b, Range queries, Range keys, const Tensor& scores,
-                  const Tensor& grad_scores, const HeadGradients& g) {
+                  const Tensor& grad_scores, const Tensor& p, const Tensor& grad, const HeadGradients& g) {
   const auto lse = g.lse_S.accessor<T, 1>(), along = g.along_S.accessor<T, 1>();
   T* row = scores.mutable_data_ptr<T>();
   T* grad_row = grad_scores.mutable_data_ptr<T>();
   for (int64_t s = queries.begin; s < queries.end; ++s, row += keys.size(), grad_row += keys.size()) {
     const Range seen = seen_from(in, b, s, keys);
     const bool whole = !g.parts && seen.size() == in.visible.row(b, s).size();
-    regain_softmax_row(row, grad_row, keys.size(), seen, whole, lse[s], along[s], static_cast<T>(in.scale));
+    const int64_t r = s - queries.begin;
+    regain_softmax_row(row, grad_row, keys.size(), seen, whole, lse[s], along[s], static_cast<T>(in.scale),
+                       bf16_row(p, r), bf16_row(grad, r));
   }
 }
 
@@ -201,15 +216,15 @@ void backward_head(const FusedQuery& in, int64_t b, int64_t h, HeadKeys& head, c
       const Range local{keys.begin - block.begin, keys.end - block.begin};
       const Tensor q = room.q.converted(rows(q_Sd, queries));
       const Tensor grad_out = room.grad_out.converted(rows(g.grad_out_Sv, queries));
-      const Tensor p = room.scores.matrix(queries.size(), keys.size());
+      const Tensor scores = room.scores.matrix(queries.size(), keys.size());
       const Tensor grad_scores = room.grad_scores.matrix(queries.size(), keys.size());
-      multiply(q, rows(loaded.k, local).t(), p, in.scale);
+      multiply(q, rows(loaded.k, local).t(), scores, in.scale);
       multiply(grad_out, rows(loaded.v, local).t(), grad_scores);
-      regain_block<T>(in, b, queries, keys, p, grad_scores, g);
-      const Tensor score_gradients = room.rounded_grad.converted(grad_scores);
-      accumulate(room.rounded.converted(p).t(), grad_out, rows(grads.v, local));
-      accumulate(score_gradients.t(), q, rows(grads.k, local));
-      accumulate(score_gradients, rows(loaded.k, local), rows(g.grad_q_Sd, queries));
+      const Tensor p = Room::operand(room.rounded, scores), grad = Room::operand(room.rounded_grad, grad_scores);
+      regain_block<T>(in, b, queries, keys, scores, grad_scores, p, grad, g);
+      accumulate(p.t(), grad_out, rows(grads.v, local));
+      accumulate(grad.t(), q, rows(grads.k, local));
+      accumulate(grad, rows(loaded.k, local), rows(g.grad_q_Sd, queries));
     });
     head.add_gradients(b, block, grads);
   });

@@ -2,14 +2,11 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/cpu/Utils.h>
 #include <torch/csrc/autograd/custom_function.h>
-
-#include <cstdlib>
-#include <string_view>
 
 #include "parlat/base/error.h"
 #include "parlat/base/range.h"
+#include "parlat/kernels/bf16_product.h"
 #include "parlat/kernels/gradient_sum.h"
 #include "parlat/tensor/memory_meter.h"
 
@@ -109,23 +106,6 @@ class Linear : public torch::autograd::Function<Linear> {
 
 at::ScalarType compute_dtype(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
-bool native_bf16_gemm() {
-  if (const char* forced = std::getenv("PARLAT_BF16_GEMM")) {
-    if (std::string_view(forced) == "native") return true;
-    if (std::string_view(forced) == "widen") return false;
-    throw ConfigError("PARLAT_BF16_GEMM: expected native or widen, got '{}'", forced);
-  }
-  static const bool native = [] {
-    const auto capabilities = at::cpu::get_cpu_capabilities();
-    const auto has = [&](const char* name) {
-      const auto found = capabilities.find(name);
-      return found != capabilities.end() && found->second.isBool() && found->second.toBool();
-    };
-    return has("avx512_bf16") || has("amx_bf16");
-  }();
-  return native;
-}
-
 void gemm(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, bool accumulate) {
   const at::NoGradGuard no_grad;
   check_shape(b_kn, {a_mk.size(1), kAny}, "gemm's B");
@@ -135,10 +115,12 @@ void gemm(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, bool accum
     if (!accumulate) c_mn.zero_();
     return;
   }
-  const at::ScalarType dtype = a_mk.scalar_type();
-  const bool one_dtype = b_kn.scalar_type() == dtype && c_mn.scalar_type() == dtype;
-  if (one_dtype && (dtype == compute_dtype(dtype) || native_bf16_gemm())) {
+  const at::ScalarType dtype = a_mk.scalar_type(), sums = c_mn.scalar_type();
+  const bool native = b_kn.scalar_type() == dtype && (dtype == compute_dtype(dtype) || native_bf16_gemm());
+  if (native && sums == dtype) {
     multiply(a_mk, b_kn, c_mn, accumulate);
+  } else if (native && sums == at::kFloat && dtype == at::kBFloat16 && !c_mn.is_cuda()) {
+    bf16_product(a_mk, b_kn, c_mn, 1, accumulate ? 1 : 0);
   } else {
     multiply_widened(a_mk, b_kn, c_mn, accumulate);
   }

@@ -20,7 +20,4 @@ void gemm(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, bool accum
 // fp64 for fp64, fp32 otherwise: what products are summed in.
 at::ScalarType compute_dtype(at::ScalarType dtype);
 
-// Whether bf16 products run natively here. PARLAT_BF16_GEMM=native|widen forces either (tests).
-bool native_bf16_gemm();
-
 }  // namespace parlat

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -17,9 +16,6 @@
 namespace parlat {
 
 namespace {
-
-// Elements of a native product before it is added.
-constexpr int64_t kPart = 1 << 22;
 
 // What knows of no sum leaves its gradient with autograd, which hands it over here.
 class AddTo final : public torch::autograd::PostAccumulateGradHook {
@@ -68,21 +64,9 @@ void refuse_second_gradients(const char* function) {
   PARLAT_ASSERT(!at::GradMode::is_enabled(), "the gradient of '{}' is not differentiable", function);
 }
 
-void add_product(const Tensor& a_mk, const Tensor& b_kn, const Tensor& sum_mn) {
-  if (sum_mn.scalar_type() == a_mk.scalar_type() || !native_bf16_gemm()) return gemm(a_mk, b_kn, sum_mn, true);
-  const at::NoGradGuard no_grad;
-  const int64_t step = std::max<int64_t>(kPart / std::max<int64_t>(b_kn.size(1), 1), 1);
-  for (int64_t begin = 0; begin < a_mk.size(0); begin += step) {
-    const int64_t count = std::min(step, a_mk.size(0) - begin);
-    const Tensor part = metered("scratch", at::empty({count, b_kn.size(1)}, a_mk.options()));
-    gemm(a_mk.narrow(0, begin, count), b_kn, part);
-    sum_mn.narrow(0, begin, count).add_(metered("scratch", part.to(sum_mn.scalar_type())));
-  }
-}
-
 Tensor product_gradient(const Tensor& w, const Tensor& a_mk, const Tensor& b_kn) {
   if (const Tensor sum = gradient_sum(w); sum.defined()) {
-    add_product(a_mk, b_kn, sum);
+    gemm(a_mk, b_kn, sum, /*accumulate=*/true);
     return {};
   }
   const Tensor gradient = metered("weight gradient", at::empty(w.sizes(), w.options().requires_grad(false)));

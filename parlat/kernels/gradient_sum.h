@@ -42,8 +42,4 @@ class WeightGradient {
   Tensor place_;
 };
 
-// sum += A B, of any of gemm's dtypes. Where bf16 products run natively each is rounded before it is added to a wider
-// sum, some rows at a time (scratch of 25 MB at most); elsewhere it isn't.
-void add_product(const Tensor& a_mk, const Tensor& b_kn, const Tensor& sum_mn);
-
 }  // namespace parlat

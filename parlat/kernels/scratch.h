@@ -13,6 +13,9 @@ class Scratch {
   at::Tensor matrix(int64_t n_rows, int64_t n_columns) const {
     return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
   }
+  at::ScalarType dtype() const { return room_.scalar_type(); }
+  // x in the scratch's dtype and in consecutive memory: rows of one head lie pages apart.
+  at::Tensor copied(const at::Tensor& x) const { return matrix(x.size(0), x.size(1)).copy_(x); }
   // x in the scratch's dtype; x itself if it has that already.
   at::Tensor converted(const at::Tensor& x) const {
     return x.scalar_type() == room_.scalar_type() ? x : matrix(x.size(0), x.size(1)).copy_(x);

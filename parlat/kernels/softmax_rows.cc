@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "parlat/kernels/instruction_sets.h"
 
@@ -97,16 +98,30 @@ HWY_INLINE void softmax_backward(const T* __restrict p, T* __restrict grad, int6
   for (int64_t i = 0; i < n; ++i) grad[i] = p[i] * (grad[i] - along) * scale;
 }
 
+// The bits of the nearest bf16, to even, above others. No NaN, which may become something else.
+HWY_INLINE uint32_t nearest_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return bits + 0x7fffu + (bits >> 16 & 1u);
+}
+HWY_INLINE float rounded_to_bf16(float x) { return std::bit_cast<float>(nearest_bf16(x) & 0xffff0000u); }
+
+HWY_INLINE void write_bf16(const float* __restrict row, int64_t n, uint16_t* __restrict bf16) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t magnitude = std::bit_cast<uint32_t>(row[i]) & 0x7fffffffu;
+    bf16[i] = static_cast<uint16_t>((magnitude > 0x7f800000u ? 0x7fc00000u : nearest_bf16(row[i])) >> 16);
+  }
+}
+
 template <typename T>
-HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, T& max, T& sum) {
+HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, RunningSoftmax<T>& so_far, bool round) {
   clear_outside(row, n, inside);
   T* __restrict x = row + inside.begin;
   const int64_t size = inside.size();
   const auto element = [&](int64_t i) { return x[i]; };
-  const T new_max = kMax(max, reduce<T>(size, -std::numeric_limits<T>::infinity(), kMax, element));
+  const T new_max = kMax(so_far.max, reduce<T>(size, -std::numeric_limits<T>::infinity(), kMax, element));
   if (has_nan(x, size) || new_max == std::numeric_limits<T>::infinity()) {
     std::fill(x, x + size, std::numeric_limits<T>::quiet_NaN());
-    sum = std::numeric_limits<T>::quiet_NaN();
+    so_far.sum = so_far.weight = std::numeric_limits<T>::quiet_NaN();
     return T(1);
   }
   if (new_max == -std::numeric_limits<T>::infinity()) {  // nothing but -inf so far
@@ -114,9 +129,15 @@ HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, T& max, T& sum) {
     return T(1);
   }
   for (int64_t i = 0; i < size; ++i) x[i] = exp_nonpositive(x[i] - new_max);
-  const T shrink = exp_nonpositive(max - new_max);
-  sum = sum * shrink + reduce<T>(size, T(0), kAdd, element);
-  max = new_max;
+  const T sum = reduce<T>(size, T(0), kAdd, element), shrink = exp_nonpositive(so_far.max - new_max);
+  T weight = sum;
+  if constexpr (std::is_same_v<T, float>) {
+    if (round) {
+      for (int64_t i = 0; i < size; ++i) x[i] = rounded_to_bf16(x[i]);
+      weight = reduce<T>(size, T(0), kAdd, element);
+    }
+  }
+  so_far = {new_max, so_far.sum * shrink + sum, so_far.weight * shrink + weight};
   return shrink;
 }
 
@@ -141,11 +162,16 @@ HWY_INLINE void regain(T* __restrict row, T* __restrict grad, int64_t n, Range i
   }
 }
 
-float join_floats(float* row, int64_t n, Range inside, float& max, float& sum) {
-  return join(row, n, inside, max, sum);
+float join_floats(float* row, int64_t n, Range inside, RunningSoftmax<float>& so_far, uint16_t* bf16) {
+  const float shrink = join(row, n, inside, so_far, /*round=*/bf16 != nullptr);
+  if (bf16 != nullptr) write_bf16(row, n, bf16);
+  return shrink;
 }
-void regain_floats(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along, float scale) {
+void regain_floats(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along, float scale,
+                   uint16_t* row_bf16, uint16_t* grad_bf16) {
   regain(row, grad, n, inside, whole, lse, along, scale);
+  if (row_bf16 != nullptr) write_bf16(row, n, row_bf16);
+  if (grad_bf16 != nullptr) write_bf16(grad, n, grad_bf16);
 }
 void softmax_floats(float* row, int64_t n, Range inside) { softmax(row, n, inside); }
 void softmax_floats_backward(const float* p, float* grad, int64_t n, float scale) {
@@ -163,14 +189,14 @@ HWY_EXPORT(regain_floats);
 HWY_EXPORT(softmax_floats);
 HWY_EXPORT(softmax_floats_backward);
 
-float join_softmax_row(float* row, int64_t n, Range inside, float& max, float& sum) {
+float join_softmax_row(float* row, int64_t n, Range inside, RunningSoftmax<float>& so_far, uint16_t* bf16) {
   apply_instruction_set();
-  return HWY_DYNAMIC_DISPATCH(join_floats)(row, n, inside, max, sum);
+  return HWY_DYNAMIC_DISPATCH(join_floats)(row, n, inside, so_far, bf16);
 }
 void regain_softmax_row(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along,
-                        float scale) {
+                        float scale, uint16_t* row_bf16, uint16_t* grad_bf16) {
   apply_instruction_set();
-  HWY_DYNAMIC_DISPATCH(regain_floats)(row, grad, n, inside, whole, lse, along, scale);
+  HWY_DYNAMIC_DISPATCH(regain_floats)(row, grad, n, inside, whole, lse, along, scale, row_bf16, grad_bf16);
 }
 void softmax_row(float* row, int64_t n, Range inside) {
   apply_instruction_set();
@@ -182,11 +208,11 @@ void softmax_row_backward(const float* p, float* grad, int64_t n, float scale) {
 }
 
 // fp64 is for comparisons: the baseline's version.
-double join_softmax_row(double* row, int64_t n, Range inside, double& max, double& sum) {
-  return HWY_NAMESPACE::join(row, n, inside, max, sum);
+double join_softmax_row(double* row, int64_t n, Range inside, RunningSoftmax<double>& so_far, uint16_t*) {
+  return HWY_NAMESPACE::join(row, n, inside, so_far, /*round=*/false);
 }
 void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, bool whole, double lse, double along,
-                        double scale) {
+                        double scale, uint16_t*, uint16_t*) {
   HWY_NAMESPACE::regain(row, grad, n, inside, whole, lse, along, scale);
 }
 void softmax_row(double* row, int64_t n, Range inside) { HWY_NAMESPACE::softmax(row, n, inside); }

@@ -58,7 +58,8 @@ class AbsorbQuery : public Function<AbsorbQuery> {
     for (int64_t h = 0; h < q.size(2); ++h) {
       const Tensor grad_absorbed = head_columns(grad[0], h, 0, d_latent);
       gemm(grad_absorbed, key_rows(w, h, d_nope, d_v).t(), head_columns(grad_q, h, 0, d_nope));
-      add_product(head_columns(q, h, 0, d_nope).t(), grad_absorbed, key_rows(grad_w.place(), h, d_nope, d_v));
+      gemm(head_columns(q, h, 0, d_nope).t(), grad_absorbed, key_rows(grad_w.place(), h, d_nope, d_v),
+           /*accumulate=*/true);
     }
     grad_q.narrow(3, d_nope, d_rope).copy_(grad[0].narrow(3, d_latent, d_rope));
     return {grad_q, grad_w.finish(), {}, {}};
@@ -90,7 +91,8 @@ class UnabsorbOutput : public Function<UnabsorbOutput> {
     for (int64_t h = 0; h < out_latent.size(2); ++h) {
       const Tensor grad_out = head_columns(grad[0], h, 0, d_v);
       gemm(grad_out, value_rows(w, h, d_nope, d_v), head_columns(grad_latent, h, 0, w.size(1)));
-      add_product(grad_out.t(), head_columns(out_latent, h, 0, w.size(1)), value_rows(grad_w.place(), h, d_nope, d_v));
+      gemm(grad_out.t(), head_columns(out_latent, h, 0, w.size(1)), value_rows(grad_w.place(), h, d_nope, d_v),
+           /*accumulate=*/true);
     }
     return {grad_latent, grad_w.finish(), {}, {}};
   }

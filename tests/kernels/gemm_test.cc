@@ -1,4 +1,5 @@
 // Products of all dtypes, strides and paths against fp64.
+#include "parlat/kernels/bf16_product.h"
 #include "parlat/kernels/gemm.h"
 
 #include <gmock/gmock.h>

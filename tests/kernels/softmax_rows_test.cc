@@ -1,6 +1,7 @@
 // One row of scores at a time, against fp64.
 #include "parlat/kernels/softmax_rows.h"
 
+#include <c10/util/BFloat16.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
@@ -108,14 +109,63 @@ TEST_P(SoftmaxRows, GiveTheSameBitsOnEveryInstructionSet) {
   EXPECT_EQ(hash({&p, &grad}), 0xf4dfd06d0675cebeu);
 
   // A block that joins others, then the same backward, as a part of a row and as a whole one.
-  std::vector<float> joined = scores, sums = {-3.5f, 1.25f, 0};  // max, sum, shrink
-  sums[2] = join_softmax_row(joined.data(), kSize, kInside, sums[0], sums[1]);
+  std::vector<float> joined = scores;
+  RunningSoftmax<float> so_far{.max = -3.5f, .sum = 1.25f, .weight = 1.25f};
+  const float shrink = join_softmax_row(joined.data(), kSize, kInside, so_far);
+  std::vector<float> sums = {so_far.max, so_far.sum, shrink};
+  EXPECT_EQ(so_far.weight, so_far.sum);
   EXPECT_EQ(hash({&joined, &sums}), 0xb0d63c3781c9ea9au);
   for (const auto& [whole, want] :
        {std::pair{false, uint64_t{0x47dd854e499eb81bu}}, {true, uint64_t{0xe799e2efefedfcf9u}}}) {
     std::vector<float> regained = scores, regained_grad = score_grad;
     regain_softmax_row(regained.data(), regained_grad.data(), kSize, kInside, whole, 14.5f, 0.375f, 0.0721f);
     EXPECT_EQ(hash({&regained, &regained_grad}), want) << whole;
+  }
+}
+
+uint16_t bf16_bits(float x) { return c10::BFloat16(x).x; }
+
+TEST_P(SoftmaxRows, RoundsToBf16BeforeValuesAreWeighted) {
+  constexpr int64_t kSize = 203;
+  constexpr Range kInside{5, 198};
+  std::vector<float> exact(kSize);
+  for (int64_t i = 0; i < kSize; ++i) exact[i] = static_cast<float>((i * 37) % 101) * 0.07f - 3;
+  std::vector<float> rounded = exact;
+  RunningSoftmax<float> want, got;
+  std::vector<uint16_t> bf16(kSize, 1);
+  EXPECT_EQ(join_softmax_row(exact.data(), kSize, kInside, want),
+            join_softmax_row(rounded.data(), kSize, kInside, got, bf16.data()));
+  double weight = 0;
+  for (int64_t i = 0; i < kSize; ++i) {
+    EXPECT_EQ(bf16[i], bf16_bits(exact[i])) << i;
+    EXPECT_EQ(rounded[i], static_cast<float>(c10::BFloat16(exact[i]))) << i;
+    weight += rounded[i];
+  }
+  EXPECT_EQ(got.max, want.max);
+  EXPECT_EQ(got.sum, want.sum);
+  EXPECT_NE(got.weight, got.sum);
+  EXPECT_NEAR(got.weight, weight, 1e-6 * weight);
+}
+
+TEST_P(SoftmaxRows, RoundsGradientsToBf16InTheEnd) {
+  constexpr int64_t kSize = 203;
+  std::vector<float> p(kSize), grad(kSize);
+  for (int64_t i = 0; i < kSize; ++i) {
+    p[i] = static_cast<float>((i * 37) % 101) * 0.07f - 3;
+    grad[i] = static_cast<float>((i * 53) % 89) * 0.3f - 11;
+  }
+  grad[17] = std::numeric_limits<float>::infinity();
+  grad[18] = std::bit_cast<float>(0xffffffffu);  // a NaN that rounding would carry over into a number
+  std::vector<uint16_t> p_bf16(kSize), grad_bf16(kSize);
+  regain_softmax_row(p.data(), grad.data(), kSize, {5, 198}, false, 5.5f, 0.375f, 0.0721f, p_bf16.data(),
+                     grad_bf16.data());
+  for (int64_t i = 0; i < kSize; ++i) {
+    EXPECT_EQ(p_bf16[i], bf16_bits(p[i])) << i;
+    if (i == 18) {
+      EXPECT_TRUE(std::isnan(std::bit_cast<float>(uint32_t{grad_bf16[i]} << 16)));
+    } else {
+      EXPECT_EQ(grad_bf16[i], bf16_bits(grad[i])) << i;
+    }
   }
 }
 
