@@ -10,8 +10,8 @@ namespace parlat {
 bool native_bf16_gemm();
 
 // c = alpha a b + beta c of bf16 operands, summed and left in fp32: oneDNN's gemm, since torch has no such product on
-// CPUs and MKL's runs at half its rate on AMD's. Without autograd; a [m, k] and b [k, n] of any strides, c [m, n] of rows
-// of consecutive columns. On machines without AVX-512 both are widened, which is slow.
+// CPUs and MKL's runs at half its rate on AMD's. Without autograd; a [m, k] and b [k, n] of any strides, c [m, n] of
+// rows of consecutive columns. On machines without AVX-512 both are widened, which is slow.
 void bf16_product(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, double alpha, double beta);
 
 }  // namespace parlat
