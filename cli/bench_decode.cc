@@ -48,6 +48,7 @@ void check_memory(const DecodeBenchOptions& options, const RankRunner& run_ranks
                                ? static_cast<int64_t>(static_cast<double>(options.cache_budget) / bytes)
                                : *std::max_element(options.contexts.begin(), options.contexts.end()) *
                                      *std::max_element(options.batches.begin(), options.batches.end());
+    require_weight_memory(options.config, static_cast<int64_t>(c10::elementSize(options.dtype)), comm);
     require_cache_memory(options.config, options.layout, tokens, options.cache_dtype, comm);
   });
 }

@@ -9,7 +9,11 @@
 
 #include "parlat/base/error.h"
 #include "parlat/base/log.h"
+#include "parlat/base/memory_limit.h"
+#include "parlat/base/units.h"
+#include "parlat/decode/cache_size.h"
 #include "parlat/kernels/instruction_sets.h"
+#include "parlat/plan/flops.h"
 #include "parlat/tensor/shape.h"
 
 namespace parlat {
@@ -84,6 +88,16 @@ bool is_printing_process(const CommonOptions& options) {
   int rank = 0;
   with_ranks(options, [&](Communicator& comm) { rank = comm.rank(); });
   return rank == 0;
+}
+
+void require_weight_memory(const ModelConfig& config, int64_t bytes_a_parameter, const Communicator& comm) {
+  const int64_t parameters = count_parameters(config).total;
+  const auto memory = static_cast<double>(memory_limit());
+  const double wanted =
+      static_cast<double>(parameters) * static_cast<double>(bytes_a_parameter) * ranks_here(comm) / comm.size();
+  if (wanted <= memory) return;
+  throw ConfigError("weights: expected at most this machine's memory of {}, got {} for {} parameters",
+                    format_bytes(memory), format_bytes(wanted), format_count(parameters));
 }
 
 void require_local_ranks(const CommonOptions& options) {

@@ -239,6 +239,8 @@ void run_train(const Flags& flags) {
   with_ranks(flags.common, [&](Communicator& world) {
     TrainSettings settings = resolve(flags, world.size());
     settings.tokenizer_files = inputs->tokenizer->files();
+    // Weights, their gradients' sum in fp32, and what the optimizer keeps in fp32: a copy and two moments.
+    require_weight_memory(config, static_cast<int64_t>(c10::elementSize(settings.dtype)) + 16, world);
     const TrainResult result = train(settings, config, text, world, [] { return interrupts > 0; });
     if (result.interrupted) interrupted = true;
     if (world.rank() != 0) return;

@@ -101,6 +101,14 @@ class Refusals(unittest.TestCase):
         self.expect_refused("kernel torch: expected 64 heads of 500000 tokens to fit in ", "bench", "kernel", "--heads", 64,
                             "--sequence", "500000", "--kernels", "torch")
 
+    def test_weights_beyond_memory(self):
+        beyond = "weights: expected at most this machine's memory of "
+        self.expect_refused(beyond, "bench", "decode", "--model-config", "v3", "--context", 16)
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder, "text.txt")
+            text.write_text("word " * 10000)
+            self.expect_refused(beyond, "train", "--model-config", "v3", "--data", text, "--out", f"{folder}/out")
+
     def test_record_of_a_forced_instruction_set(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder, "record.json")
