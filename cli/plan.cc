@@ -132,11 +132,11 @@ void run_train(const TrainFlags& flags) {
     plans.push_back(plan_train(machine, options));
   }
   nlohmann::json rows = nlohmann::json::array(), crossovers = nlohmann::json::array(), advice = nlohmann::json::array();
-  fmt::print(
-      "predicted, one layer of {} on {}: {} rank{} on {} node{}, {}, kernel {}, {}; memory: {} layers' activations of "
-      "attention\n",
-      flags.model_config, machine.name, options.ranks, options.ranks > 1 ? "s" : "", options.nodes,
-      options.nodes > 1 ? "s" : "", options.dtype, name(options.attention.kernel), flags.pass, options.layers);
+  fmt::print("predicted, one layer of {} on {}: {} rank{} on {} node{}, {}, kernel {}, {}; memory: {}\n",
+             flags.model_config, machine.name, options.ranks, options.ranks > 1 ? "s" : "", options.nodes,
+             options.nodes > 1 ? "s" : "", options.dtype, name(options.attention.kernel), flags.pass,
+             flags.pass == "forward" ? "what exists at once; saved is what a backward pass would need"
+                                     : fmt::format("{} layers' activations of attention", options.layers));
   for (size_t k = 0; k < plans.size(); ++k) {
     const int64_t sequence = options.sequence = flags.sequences[k];
     const TrainPlan& plan = plans[k];

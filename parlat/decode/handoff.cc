@@ -58,8 +58,8 @@ HandoffPlan make_handoff_plan(const ModelSource& source, const ModelConfig& conf
                               int prefill_ranks, int world_ranks) {
   const int decode_ranks = world_ranks - prefill_ranks;
   if (prefill_ranks < 1 || decode_ranks < 1) {
-    throw ConfigError("prefill-ranks: expected 1 to {} of the {} ranks, got {}", world_ranks - 1, world_ranks,
-                      prefill_ranks);
+    throw ConfigError("prefill-ranks: expected at least one of the {} rank{} and one left to decode, got {}",
+                      world_ranks, world_ranks > 1 ? "s" : "", prefill_ranks);
   }
   HandoffPlan plan{.prefill_ranks = prefill_ranks,
                    .decoders = {},
