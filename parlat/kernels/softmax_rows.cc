@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "parlat/kernels/instruction_sets.h"
 
@@ -20,19 +19,32 @@ namespace parlat::HWY_NAMESPACE {
 // Partial results that the compiler keeps in vector registers.
 constexpr int64_t kLanes = 32;
 
+// Partial results become one, by halves.
+template <typename T, typename Combine>
+HWY_INLINE T over_lanes(T* lanes, const Combine& combine) {
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t j = 0; j < half; ++j) lanes[j] = combine(lanes[j], lanes[j + half]);
+  }
+  return lanes[0];
+}
+
+// Calls body(i, lane) for all i below n.
+template <typename Body>
+HWY_INLINE void by_lanes(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) body(i + j, j);
+  }
+  for (int64_t j = 0; i < n; ++i, ++j) body(i, j);
+}
+
 // Combines value(0), ..., value(n - 1) lane by lane, then over the lanes.
 template <typename T, typename Combine, typename Value>
 HWY_INLINE T reduce(int64_t n, T start, const Combine& combine, const Value& value) {
   T lanes[kLanes];
   for (int64_t j = 0; j < kLanes; ++j) lanes[j] = start;
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t j = 0; j < kLanes; ++j) lanes[j] = combine(lanes[j], value(i + j));
-  }
-  for (int64_t j = 0; i < n; ++i, ++j) lanes[j] = combine(lanes[j], value(i));
-  T total = lanes[0];
-  for (int64_t j = 1; j < kLanes; ++j) total = combine(total, lanes[j]);
-  return total;
+  by_lanes(n, [&](int64_t i, int64_t j) { lanes[j] = combine(lanes[j], value(i)); });
+  return over_lanes(lanes, combine);
 }
 
 constexpr auto kAdd = [](auto a, auto b) { return a + b; };
@@ -75,6 +87,30 @@ HWY_INLINE void clear_outside(T* row, int64_t n, Range inside) {
   std::fill(row + inside.end, row + n, T(0));
 }
 
+// The bits of the nearest bf16, to even, above others. No NaN, which may become something else.
+HWY_INLINE uint32_t nearest_bf16(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  return bits + 0x7fffu + (bits >> 16 & 1u);
+}
+HWY_INLINE float rounded_to_bf16(float x) { return std::bit_cast<float>(nearest_bf16(x) & 0xffff0000u); }
+
+// Scores become exp(score - max), rounded to bf16 if kRound; returned with max and the sums of both.
+template <bool kRound, typename T>
+HWY_INLINE RunningSoftmax<T> exponentials(T* __restrict x, int64_t n, T max) {
+  T sums[kLanes] = {}, weights[kLanes] = {};
+  by_lanes(n, [&](int64_t i, int64_t j) {
+    const T exact = exp_nonpositive(x[i] - max);
+    sums[j] += exact;
+    x[i] = exact;
+    if constexpr (kRound) {
+      x[i] = rounded_to_bf16(exact);
+      weights[j] += x[i];
+    }
+  });
+  const T sum = over_lanes(sums, kAdd);
+  return {max, sum, kRound ? over_lanes(weights, kAdd) : sum};
+}
+
 template <typename T>
 HWY_INLINE void softmax(T* __restrict row, int64_t n, Range inside) {
   clear_outside(row, n, inside);
@@ -87,8 +123,7 @@ HWY_INLINE void softmax(T* __restrict row, int64_t n, Range inside) {
     std::fill(x, x + size, std::numeric_limits<T>::quiet_NaN());
     return;
   }
-  for (int64_t i = 0; i < size; ++i) x[i] = exp_nonpositive(x[i] - max);
-  const T inverse_sum = T(1) / reduce<T>(size, T(0), kAdd, element);
+  const T inverse_sum = T(1) / exponentials<false>(x, size, max).sum;
   for (int64_t i = 0; i < size; ++i) x[i] *= inverse_sum;
 }
 
@@ -98,13 +133,6 @@ HWY_INLINE void softmax_backward(const T* __restrict p, T* __restrict grad, int6
   for (int64_t i = 0; i < n; ++i) grad[i] = p[i] * (grad[i] - along) * scale;
 }
 
-// The bits of the nearest bf16, to even, above others. No NaN, which may become something else.
-HWY_INLINE uint32_t nearest_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return bits + 0x7fffu + (bits >> 16 & 1u);
-}
-HWY_INLINE float rounded_to_bf16(float x) { return std::bit_cast<float>(nearest_bf16(x) & 0xffff0000u); }
-
 HWY_INLINE void write_bf16(const float* __restrict row, int64_t n, uint16_t* __restrict bf16) {
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t magnitude = std::bit_cast<uint32_t>(row[i]) & 0x7fffffffu;
@@ -112,8 +140,8 @@ HWY_INLINE void write_bf16(const float* __restrict row, int64_t n, uint16_t* __r
   }
 }
 
-template <typename T>
-HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, RunningSoftmax<T>& so_far, bool round) {
+template <bool kRound, typename T>
+HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, RunningSoftmax<T>& so_far) {
   clear_outside(row, n, inside);
   T* __restrict x = row + inside.begin;
   const int64_t size = inside.size();
@@ -128,16 +156,9 @@ HWY_INLINE T join(T* __restrict row, int64_t n, Range inside, RunningSoftmax<T>&
     std::fill(x, x + size, T(0));
     return T(1);
   }
-  for (int64_t i = 0; i < size; ++i) x[i] = exp_nonpositive(x[i] - new_max);
-  const T sum = reduce<T>(size, T(0), kAdd, element), shrink = exp_nonpositive(so_far.max - new_max);
-  T weight = sum;
-  if constexpr (std::is_same_v<T, float>) {
-    if (round) {
-      for (int64_t i = 0; i < size; ++i) x[i] = rounded_to_bf16(x[i]);
-      weight = reduce<T>(size, T(0), kAdd, element);
-    }
-  }
-  so_far = {new_max, so_far.sum * shrink + sum, so_far.weight * shrink + weight};
+  const RunningSoftmax<T> block = exponentials<kRound>(x, size, new_max);
+  const T shrink = exp_nonpositive(so_far.max - new_max);
+  so_far = {new_max, so_far.sum * shrink + block.sum, so_far.weight * shrink + block.weight};
   return shrink;
 }
 
@@ -163,8 +184,9 @@ HWY_INLINE void regain(T* __restrict row, T* __restrict grad, int64_t n, Range i
 }
 
 float join_floats(float* row, int64_t n, Range inside, RunningSoftmax<float>& so_far, uint16_t* bf16) {
-  const float shrink = join(row, n, inside, so_far, /*round=*/bf16 != nullptr);
-  if (bf16 != nullptr) write_bf16(row, n, bf16);
+  if (bf16 == nullptr) return join<false>(row, n, inside, so_far);
+  const float shrink = join<true>(row, n, inside, so_far);
+  write_bf16(row, n, bf16);
   return shrink;
 }
 void regain_floats(float* row, float* grad, int64_t n, Range inside, bool whole, float lse, float along, float scale,
@@ -209,7 +231,7 @@ void softmax_row_backward(const float* p, float* grad, int64_t n, float scale) {
 
 // fp64 is for comparisons: the baseline's version.
 double join_softmax_row(double* row, int64_t n, Range inside, RunningSoftmax<double>& so_far, uint16_t*) {
-  return HWY_NAMESPACE::join(row, n, inside, so_far, /*round=*/false);
+  return HWY_NAMESPACE::join<false>(row, n, inside, so_far);
 }
 void regain_softmax_row(double* row, double* grad, int64_t n, Range inside, bool whole, double lse, double along,
                         double scale, uint16_t*, uint16_t*) {
