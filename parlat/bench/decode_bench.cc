@@ -60,7 +60,8 @@ void verify_attention(Decoder& decoder, const Sequences& sequences, Communicator
   for (const int32_t page : cache.pages[0]) pages.push_back(cache.rows_nd.narrow(0, page * kPageTokens, kPageTokens));
   const Tensor rows = at::cat(pages).narrow(0, 0, local).to(at::kDouble);
   const Tensor want = at::matmul(at::matmul(q[0].to(at::kDouble), rows.t()).softmax(-1), rows.narrow(1, 0, width));
-  const Comparison result = compare(got, want, Tolerance::rounding(at::kFloat, width + d.d_rope, 3));
+  const at::ScalarType operands = decode_operand_dtype(cache.rows_nd.scalar_type());
+  const Comparison result = compare(got, want, Tolerance::rounding(operands, width + d.d_rope, 3));
   row.max_error = comm.max_over_ranks(result.max_error, "bench decode");
   row.tolerance = comm.max_over_ranks(result.allowed, "bench decode");
   row.ok = comm.max_over_ranks(result.close ? 0 : 1, "bench decode") == 0;

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+
 #include "parlat/decode/decoder.h"
 #include "parlat/decode/sliced_oracle.h"
+#include "parlat/kernels/decode_attention.h"
 #include "parlat/model/transformer.h"
 #include "parlat/tensor/fill.h"
 #include "parlat/weights/checkpoint_files.h"
@@ -105,10 +108,13 @@ Decoded decode_tokens(Decoder& decoder, const std::vector<int64_t>& tokens) {
 
 // Activations are fp32 and weights the same numbers on both sides, so eight products and sums follow one another in
 // each layer in fp32, and 16 bits round what a rank keeps. What that is worth depends on the model, whose softmax may
-// magnify it: as far as it moves the definition, it is one draw of what it does here, whose spread kSafety covers.
-Tolerance logits_tolerance(const ModelConfig& config, const Definition& defined) {
+// magnify it: as far as it moves the definition, it is one draw of what it does here, whose spread kSafety covers. What
+// meets a rank's rows, queries and weights, may be rounded to 16 bits, too: another draw.
+Tolerance logits_tolerance(const LayoutCase& layout_case, const Definition& defined) {
+  const ModelConfig& config = layout_case.model;
   const Tolerance fp32 = Tolerance::rounding(at::kFloat, config.mla.dims.d_model, 8 * config.n_layers);
-  const double rounded = compare(defined.rounded, defined.exact, fp32).relative;
+  const double draws = decode_operand_dtype(layout_case.cache_dtype) == at::kFloat ? 1 : 2;
+  const double rounded = std::sqrt(draws) * compare(defined.rounded, defined.exact, fp32).relative;
   return {fp32.relative_to_norm + Tolerance::kSafety * rounded};
 }
 
@@ -116,7 +122,7 @@ Tolerance logits_tolerance(const ModelConfig& config, const Definition& defined)
 
 LayoutDefinition define_layout(const LayoutCase& layout_case) {
   const Definition defined = defined_logits(layout_case);
-  return {defined.exact, logits_tolerance(layout_case.model, defined)};
+  return {defined.exact, logits_tolerance(layout_case, defined)};
 }
 
 LayoutCheck check_shard(ModelShard shard, const LayoutCase& layout_case, const LayoutDefinition& definition,

@@ -47,8 +47,8 @@ Plan make_plan(const std::vector<int64_t>& lengths, int64_t n_heads) {
 }
 
 struct Parts {
-  std::vector<float> out;  // [part, kHeadBlock, w], not divided by the sum
-  std::vector<float> max, sum;
+  std::vector<float> out;  // [part, kHeadBlock, w], not divided by the weight
+  std::vector<float> max, sum, weight;
 };
 
 // Chunks in order: the largest maximum, every chunk's sums scaled to it.
@@ -58,14 +58,15 @@ void merge_parts(const Parts& parts, Range range, int64_t head, int64_t width, f
   std::fill_n(out, width, 0.0f);
   *lse = max;
   if (range.size() == 0) return;
-  float sum = 0;
+  float sum = 0, weight = 0;
   for (int64_t p = range.begin; p < range.end; ++p) {
     const float scale = std::exp(parts.max[p * kHeadBlock + head] - max);
     sum += scale * parts.sum[p * kHeadBlock + head];
+    weight += scale * parts.weight[p * kHeadBlock + head];
     const float* part = parts.out.data() + (p * kHeadBlock + head) * width;
     for (int64_t j = 0; j < width; ++j) out[j] += scale * part[j];
   }
-  const float inverse = 1 / sum;
+  const float inverse = 1 / weight;
   for (int64_t j = 0; j < width; ++j) out[j] *= inverse;
   *lse = max + std::log(sum);
 }
@@ -90,6 +91,10 @@ void check(const Tensor& q_nhd, const PagedLatents& cache, int64_t d_rope) {
 
 }  // namespace
 
+at::ScalarType decode_operand_dtype(at::ScalarType rows) {
+  return rows == at::kBFloat16 && uses_bf16_pairs() ? at::kBFloat16 : at::kFloat;
+}
+
 PartialAttention decode_attention(const Tensor& q_nhd, const PagedLatents& cache, int64_t d_rope) {
   apply_instruction_set();
   check(q_nhd, cache, d_rope);
@@ -99,6 +104,7 @@ PartialAttention decode_attention(const Tensor& q_nhd, const PagedLatents& cache
   parts.out.resize(plan.n_parts * kHeadBlock * width);
   parts.max.resize(plan.n_parts * kHeadBlock);
   parts.sum.resize(plan.n_parts * kHeadBlock);
+  parts.weight.resize(plan.n_parts * kHeadBlock);
 
   const bool bf16 = cache.rows_nd.scalar_type() == at::kBFloat16;
   PARLAT_ASSERT(bf16 || cache.rows_nd.scalar_type() == at::kFloat, "latents of {}", name(cache.rows_nd.scalar_type()));
@@ -118,7 +124,8 @@ PartialAttention decode_attention(const Tensor& q_nhd, const PagedLatents& cache
                     .range = task.rows,
                     .out = parts.out.data() + at * width,
                     .max = parts.max.data() + at,
-                    .sum = parts.sum.data() + at},
+                    .sum = parts.sum.data() + at,
+                    .weight = parts.weight.data() + at},
                    scratch);
     }
   });

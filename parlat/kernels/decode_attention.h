@@ -28,11 +28,15 @@ struct PartialAttention {
 // Attention of one query a row in latent space, where all heads share one key and one value: row t of the cache is the
 // key, its first w columns are the value too.
 //   q_nhd  [n, h, w + R] fp32, absorbed and already times the softmax scale
+//   bf16   rows on a machine with AVX-512 BF16: q and the weights of rows are rounded to bf16, as FlashMLA and
+//          transformers do, so that pairs of products are summed natively, in fp32; the weights sum to one all the same
 //   cost   n h T (2 w + R) multiply-adds; each row is read once for up to kHeadBlock heads, as key and as value
 //   work   is cut in (query, chunk of rows, block of heads), so that one long sequence keeps every thread busy; the cut
 //          depends on lengths alone, so results are the same bits for any number of threads
 // Rows past a query's length are never read. Instruction sets: those that Highway knows, chosen at run time
 // (PARLAT_ISA=avx2 and the like forces one; tests).
+// What queries and weights are rounded to for rows of a dtype: bf16 where pairs of it are multiplied, fp32 elsewhere.
+at::ScalarType decode_operand_dtype(at::ScalarType rows);
 PartialAttention decode_attention(const Tensor& q_nhd, const PagedLatents& cache, int64_t d_rope);
 
 }  // namespace parlat

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "parlat/kernels/decode_attention.h"
+#include "parlat/kernels/instruction_sets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "parlat/kernels/decode_block.cc"  // this file again, once an instruction set
@@ -111,25 +112,38 @@ HWY_INLINE void score_page(const PageRows& page, int64_t d, int64_t n_heads, Dec
   }
 }
 
-// Scores become exp(score - new maximum); max, sum and scale (of what was summed before) follow.
-HWY_INLINE void softmax_page(const DecodeBlock& b, int64_t count, DecodeScratch& scratch) {
+// The nearest bf16, to even; NaN stays one, being a quiet one here.
+HWY_INLINE Vector rounded_to_bf16(Vector x) {
+  const hn::RebindToUnsigned<Floats> bits;
+  const auto whole = hn::BitCast(bits, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(whole), hn::Set(bits, 1));
+  const auto nearest = hn::Add(hn::Add(whole, hn::Set(bits, 0x7fff)), odd);
+  return hn::BitCast(Floats(), hn::And(nearest, hn::Set(bits, 0xffff0000u)));
+}
+
+void softmax_page_of_this_target(const DecodeBlock& b, int64_t count, bool round, DecodeScratch& scratch) {
   const Floats floats;
   for (int64_t v = 0; v < kHeadVectors; ++v) {
     float* const scores = scratch.scores.get() + v * kLanes;
     const Vector old_max = hn::LoadU(floats, b.max + v * kLanes);
     Vector max = old_max;
     for (int64_t t = 0; t < count; ++t) max = hn::Max(max, hn::Load(floats, scores + t * kHeadBlock));
-    Vector sum = hn::Zero(floats);
+    Vector sum = hn::Zero(floats), weight = sum;
     for (int64_t t = 0; t < count; ++t) {
       // Highway's Exp makes 0 of NaN: 0 times the argument brings it back.
       const Vector x = hn::Sub(hn::Load(floats, scores + t * kHeadBlock), max);
-      const Vector p = hn::MulAdd(x, hn::Zero(floats), hn::Exp(floats, x));
-      hn::Store(p, floats, scores + t * kHeadBlock);
+      const Vector p = hn::MulAdd(x, hn::Zero(floats), hn::Exp(floats, x)), w = round ? rounded_to_bf16(p) : p;
+      hn::Store(w, floats, scores + t * kHeadBlock);
       sum = hn::Add(sum, p);
+      weight = hn::Add(weight, w);
     }
     const Vector scale = hn::Exp(floats, hn::Sub(old_max, max));
+    const auto add = [&](float* to, Vector part) {
+      hn::StoreU(hn::MulAdd(hn::LoadU(floats, to + v * kLanes), scale, part), floats, to + v * kLanes);
+    };
     hn::Store(scale, floats, scratch.scale.get() + v * kLanes);
-    hn::StoreU(hn::MulAdd(hn::LoadU(floats, b.sum + v * kLanes), scale, sum), floats, b.sum + v * kLanes);
+    add(b.sum, sum);
+    add(b.weight, weight);
     hn::StoreU(max, floats, b.max + v * kLanes);
   }
 }
@@ -199,14 +213,10 @@ void decode_block_of_this_target(const DecodeBlock& b, DecodeScratch& scratch) {
   for (int64_t h = 0; h < b.n_heads; ++h) {
     for (int64_t j = 0; j < d; ++j) scratch.q_transposed[j * kHeadBlock + h] = b.q[h * d + j];
   }
-  std::fill_n(b.out, kHeadBlock * b.width, 0.0f);
-  std::fill_n(b.sum, kHeadBlock, 0.0f);
-  std::fill_n(b.max, kHeadBlock, std::numeric_limits<float>::lowest());  // Exp wants finite differences
-
   for (int64_t row = b.range.begin; row < b.range.end;) {
     const PageRows page = page_rows(b, row, scratch);
     score_page(page, d, b.n_heads, scratch);
-    softmax_page(b, page.count, scratch);
+    softmax_page_of_this_target(b, page.count, /*round=*/false, scratch);
     add_page(b, page, scratch);
     row += page.count;
   }
@@ -219,15 +229,28 @@ HWY_AFTER_NAMESPACE();
 namespace parlat {
 
 HWY_EXPORT(decode_block_of_this_target);
+HWY_EXPORT(softmax_page_of_this_target);
 
 DecodeScratch::DecodeScratch(int64_t d)
     : q_transposed(hwy::AllocateAligned<float>(d * kHeadBlock)),
       rows(hwy::AllocateAligned<float>(kPageTokens * decode_row_stride(d))),
       scores(hwy::AllocateAligned<float>(kPageTokens * kHeadBlock)),
-      scale(hwy::AllocateAligned<float>(kHeadBlock)) {}
+      scale(hwy::AllocateAligned<float>(kHeadBlock)),
+      q_pairs(hwy::AllocateAligned<uint32_t>((d + 1) / 2 * kHeadBlock)),
+      weight_pairs(hwy::AllocateAligned<uint32_t>(kPageTokens / 2 * kHeadBlock)),
+      value_pairs(hwy::AllocateAligned<uint32_t>(kPageTokens / 2 * kValueColumns)) {}
 
 void decode_block(const DecodeBlock& block, DecodeScratch& scratch) {
+  std::fill_n(block.out, kHeadBlock * block.width, 0.0f);
+  std::fill_n(block.sum, kHeadBlock, 0.0f);
+  std::fill_n(block.weight, kHeadBlock, 0.0f);
+  std::fill_n(block.max, kHeadBlock, std::numeric_limits<float>::lowest());  // Exp wants finite differences
+  if (block.bf16 && uses_bf16_pairs()) return decode_block_in_pairs(block, scratch);
   HWY_DYNAMIC_DISPATCH(decode_block_of_this_target)(block, scratch);
+}
+
+void softmax_page(const DecodeBlock& block, int64_t count, bool round, DecodeScratch& scratch) {
+  HWY_DYNAMIC_DISPATCH(softmax_page_of_this_target)(block, count, round, scratch);
 }
 
 }  // namespace parlat

@@ -20,8 +20,9 @@ struct DecodeBlock {
   bool bf16;
   std::span<const int32_t> pages;
   Range range;       // rows of the page list
-  float* out;        // [kHeadBlock, width], sums of exp(score - max) c
-  float *max, *sum;  // [kHeadBlock]
+  float* out;        // [kHeadBlock, width], sums of weights times c
+  float *max, *sum;  // [kHeadBlock], sum of exp(score - max)
+  float* weight;     // [kHeadBlock], sum of the weights: these exponentials, or what they were rounded to
 };
 
 // Of the rows of a page in fp32: an odd number of cache lines, so that one column of many rows does not fall into few
@@ -34,12 +35,28 @@ struct DecodeScratch {
   using Floats = hwy::AlignedFreeUniquePtr<float[]>;
   Floats q_transposed;  // [d, kHeadBlock], d = width + d_rope
   Floats rows;          // one page in fp32, [kPageTokens, decode_row_stride(d)]
-  Floats scores;        // [kPageTokens, kHeadBlock], then probabilities
+  Floats scores;        // [kPageTokens, kHeadBlock], then weights
   Floats scale;         // [kHeadBlock]
+  // Pairs of bf16, the first in the low half: what decode_pairs works with.
+  using Pairs = hwy::AlignedFreeUniquePtr<uint32_t[]>;
+  Pairs q_pairs;       // [(d + 1) / 2, kHeadBlock]
+  Pairs weight_pairs;  // of two rows, [kPageTokens / 2, kHeadBlock]
+  Pairs value_pairs;   // of two rows, [kPageTokens / 2, kValueColumns]
 };
+
+// Columns of values whose rows are interleaved at a time: 8 KB, in the nearest cache.
+inline constexpr int64_t kValueColumns = 64;
 
 // The walk: score a page against all heads (heads lie in the lanes of a vector: no sum across lanes), take the running
 // softmax, add the page's weighted latents (columns in the lanes). Compiled for several instruction sets.
 void decode_block(const DecodeBlock& block, DecodeScratch& scratch);
+
+// The same for bf16 rows where uses_bf16_pairs(): rows are never widened, q and the weights are rounded to bf16, pairs
+// of products are summed in fp32.
+void decode_block_in_pairs(const DecodeBlock& block, DecodeScratch& scratch);
+
+// scores[0, count) of the scratch become weights exp(score - new maximum); the block's max, sum and weight and the
+// scratch's scale (of what was summed before) follow. round: weights to bf16.
+void softmax_page(const DecodeBlock& block, int64_t count, bool round, DecodeScratch& scratch);
 
 }  // namespace parlat

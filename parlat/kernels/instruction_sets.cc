@@ -13,18 +13,30 @@ namespace parlat {
 
 namespace {
 
+constexpr int64_t kAvx512 = HWY_AVX3_DL | HWY_AVX3;
 #ifdef HWY_AVX3_SPR
-constexpr int64_t kAvx512Bf16 = HWY_AVX3_ZEN4 | HWY_AVX3_SPR;
+constexpr int64_t kNewerThanAvx512 = HWY_AVX3_ZEN4 | HWY_AVX3_SPR;
 #else
-constexpr int64_t kAvx512Bf16 = 0;
+constexpr int64_t kNewerThanAvx512 = 0;
 #endif
+
+constexpr const char* kBf16Pairs = "avx512bf16";
+
+bool has_bf16_pairs() {
+#ifdef __x86_64__
+  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
 
 struct InstructionSet {
   std::string name;
   int64_t targets;  // Highway's, of which it takes the best
 };
 
-std::atomic<bool> forced_once = false;
+std::atomic<bool> forced_once = false, bf16_pairs = false;
 // The targets that Highway may choose from; 0: all that the machine has.
 int64_t allowed_targets = 0;
 
@@ -41,8 +53,8 @@ std::vector<InstructionSet> available_sets() {
   int64_t lowest = available;  // a lower bit is a better target
   while ((lowest & (lowest - 1)) != 0) lowest &= lowest - 1;
   std::vector<InstructionSet> sets;
-  for (const auto& [name, targets] : {InstructionSet{"avx512bf16", kAvx512Bf16},
-                                      {"avx512", HWY_AVX3_DL | HWY_AVX3},
+  for (const auto& [name, targets] : {InstructionSet{kBf16Pairs, has_bf16_pairs() ? kAvx512 | kNewerThanAvx512 : 0},
+                                      {"avx512", kAvx512},
                                       {"avx2", HWY_AVX2},
                                       {"portable", lowest}}) {
     if ((targets & available) != 0) sets.push_back({name, targets & available});
@@ -66,8 +78,14 @@ void force_instruction_set(std::string name) {
     throw ConfigError("PARLAT_ISA: expected one of {}, got '{}'", fmt::join(instruction_sets(), ", "), name);
   }
   allow(forced != sets.end() ? forced->targets : 0);
+  bf16_pairs = (forced != sets.end() ? *forced : sets.front()).name == kBf16Pairs;
   forced_once = true;
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+bool uses_bf16_pairs() {
+  apply_instruction_set();
+  return bf16_pairs;
 }
 
 void apply_instruction_set() {

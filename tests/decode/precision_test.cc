@@ -5,6 +5,7 @@
 #include "parlat/decode/decoder.h"
 #include "parlat/decode/sliced_oracle.h"
 #include "parlat/io/safetensors.h"
+#include "parlat/kernels/decode_attention.h"
 #include "parlat/tensor/fill.h"
 #include "tests/decode/small_model.h"
 #include "tests/expect_close.h"
@@ -56,9 +57,10 @@ Tensor expected(const SavedModel& saved, const LayoutSpec& layout, const std::ve
 
 // As the definition of layouts_test.cc: eight sums of up to 80 terms a layer.
 Tolerance of_fp32(const ModelConfig& config) { return Tolerance::rounding(at::kFloat, 80, 8 * config.n_layers); }
-// A row of the cache is rounded once, and is key and value of a layer.
+// A row of the cache is rounded once, and is key and value of a layer. So may be what they are multiplied with.
 Tolerance of_bf16_cache(const ModelConfig& config) {
-  return Tolerance::rounding(at::kBFloat16, 80, 2 * config.n_layers);
+  const int64_t rounded = decode_operand_dtype(at::kBFloat16) == at::kFloat ? 2 : 4;
+  return Tolerance::rounding(at::kBFloat16, 80, rounded * config.n_layers);
 }
 
 TEST(Precision, OfBf16WeightsIsFp32sAndOfABf16CacheItsRounding) {

@@ -73,7 +73,8 @@ TEST_P(EveryInstructionSet, DecodeAttentionAgreesWithTheDefinition) {
   struct Shape {
     int64_t heads, width, d_rope;
   };
-  for (const auto& [heads, width, d_rope] : {Shape{16, 512, 64}, {1, 7, 2}, {5, 40, 16}, {37, 24, 0}, {8, 33, 5}}) {
+  for (const auto& [heads, width, d_rope] :
+       {Shape{16, 512, 64}, {1, 7, 2}, {5, 40, 16}, {37, 24, 0}, {8, 33, 5}, {17, 97, 16}, {4, 130, 1}}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const std::vector<int64_t> lengths = {1, 64, 0, 200, 2100, 65, 8200, 130};  // up to many chunks of pages
       const Cache cache = make_cache(lengths, width + d_rope, dtype);
@@ -81,8 +82,9 @@ TEST_P(EveryInstructionSet, DecodeAttentionAgreesWithTheDefinition) {
       const PartialAttention got = decode_attention(q, cache.view(), d_rope), want = oracle(q, cache, d_rope);
       SCOPED_TRACE(fmt::format("{} heads, {} + {} columns, {}", heads, width, d_rope, name(dtype)));
       // Inputs are exact in both: the product of q and k, the exponential, and the sum over keys, of which there are
-      // more than columns.
-      const Tolerance tolerance = Tolerance::rounding(at::kFloat, *std::max_element(lengths.begin(), lengths.end()), 3);
+      // more than columns. Products of bf16 pairs round q and the exponentials besides.
+      const Tolerance tolerance =
+          Tolerance::rounding(decode_operand_dtype(dtype), *std::max_element(lengths.begin(), lengths.end()), 3);
       EXPECT_CLOSE(got.out_nhw, want.out_nhw, tolerance);
       EXPECT_CLOSE(got.lse_nh.exp(), want.lse_nh.exp(), tolerance);
       EXPECT_TRUE(got.lse_nh.isneginf().equal(want.lse_nh.isneginf()));
@@ -129,10 +131,12 @@ TEST(NormRows, AgreesWithItsDefinitionWhereverTheRowsLie) {
 }
 
 TEST_P(EveryInstructionSet, NaNInARowThatIsSeenIsNaN) {
-  Cache cache = make_cache({70}, 12, at::kFloat);
-  cache.rows_nd[cache.pages[0][1] * kPageTokens + 3][1] = std::numeric_limits<double>::quiet_NaN();
-  const Tensor q = seeded_normal({1, 2, 12}, 0.5, 2, "q");
-  EXPECT_TRUE(decode_attention(q, cache.view(), 4).out_nhw.isnan().all().item<bool>());
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Cache cache = make_cache({70}, 12, dtype);
+    cache.rows_nd[cache.pages[0][1] * kPageTokens + 3][1] = std::numeric_limits<double>::quiet_NaN();
+    const Tensor q = seeded_normal({1, 2, 12}, 0.5, 2, "q");
+    EXPECT_TRUE(decode_attention(q, cache.view(), 4).out_nhw.isnan().all().item<bool>()) << dtype;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(This, EveryInstructionSet, ::testing::ValuesIn(instruction_sets()),

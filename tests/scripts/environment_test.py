@@ -10,7 +10,8 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 INSTALLED = ("ninja-build", "openmpi-bin", "nlohmann-json3-dev", "libcli11-dev", "libfmt-dev", "libspdlog-dev",
-             "libpcre2-dev", "libutf8proc-dev", "libxxhash-dev", "libhwy-dev", "libtomlplusplus-dev", "libgtest-dev", "libgmock-dev")
+             "libpcre2-dev", "libutf8proc-dev", "libxxhash-dev", "libhwy-dev", "libtomlplusplus-dev", "libdnnl-dev",
+             "libgtest-dev", "libgmock-dev")
 
 
 class Environment(unittest.TestCase):
