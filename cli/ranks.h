@@ -28,8 +28,8 @@ int count_ranks(const CommonOptions& options);
 // Whether this process is the one that prints: always for local ranks, rank 0 under mpirun. Every process calls it.
 bool is_printing_process(const CommonOptions& options);
 
-// ConfigError, before any is made, where the weights of a model and what goes with them, at least bytes_a_parameter over
-// all ranks, exceed this machine's memory: memory is promised freely and missed only once it is touched.
+// ConfigError, before any is made, where the weights of a model and what goes with them, at least bytes_a_parameter
+// over all ranks, exceed this machine's memory: memory is promised freely and missed only once it is touched.
 void require_weight_memory(const ModelConfig& config, int64_t bytes_a_parameter, const Communicator& comm);
 
 // ConfigError for a dry run under mpirun: only ranks of one process exchange shapes.

@@ -25,6 +25,9 @@ struct PartialAttention {
   Tensor lse_nh;   // fp32 natural logarithm of the sum of exp(score); -inf where there are no rows
 };
 
+// What queries and weights are rounded to for rows of a dtype: bf16 where pairs of it are multiplied, fp32 elsewhere.
+at::ScalarType decode_operand_dtype(at::ScalarType rows);
+
 // Attention of one query a row in latent space, where all heads share one key and one value: row t of the cache is the
 // key, its first w columns are the value too.
 //   q_nhd  [n, h, w + R] fp32, absorbed and already times the softmax scale
@@ -35,8 +38,6 @@ struct PartialAttention {
 //          depends on lengths alone, so results are the same bits for any number of threads
 // Rows past a query's length are never read. Instruction sets: those that Highway knows, chosen at run time
 // (PARLAT_ISA=avx2 and the like forces one; tests).
-// What queries and weights are rounded to for rows of a dtype: bf16 where pairs of it are multiplied, fp32 elsewhere.
-at::ScalarType decode_operand_dtype(at::ScalarType rows);
 PartialAttention decode_attention(const Tensor& q_nhd, const PagedLatents& cache, int64_t d_rope);
 
 }  // namespace parlat

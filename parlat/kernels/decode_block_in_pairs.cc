@@ -7,7 +7,7 @@
 #include "parlat/kernels/decode_attention.h"
 #include "parlat/kernels/decode_block.h"
 
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(__clang__)  // which ignores the pragmas below
 
 #include <immintrin.h>
 

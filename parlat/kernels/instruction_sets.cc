@@ -23,7 +23,7 @@ constexpr int64_t kNewerThanAvx512 = 0;
 constexpr const char* kBf16Pairs = "avx512bf16";
 
 bool has_bf16_pairs() {
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(__clang__)
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #else

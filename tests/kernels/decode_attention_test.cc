@@ -73,10 +73,16 @@ TEST_P(EveryInstructionSet, DecodeAttentionAgreesWithTheDefinition) {
   struct Shape {
     int64_t heads, width, d_rope;
   };
-  for (const auto& [heads, width, d_rope] :
-       {Shape{16, 512, 64}, {1, 7, 2}, {5, 40, 16}, {37, 24, 0}, {8, 33, 5}, {17, 97, 16}, {4, 130, 1}}) {
+  for (const auto& [heads, width, d_rope] : {Shape{16, 512, 64},
+                                             {1, 7, 2},
+                                             {5, 40, 16},
+                                             {37, 24, 0},
+                                             {8, 33, 5},
+                                             {17, 97, 16},
+                                             {40, 256, 64},
+                                             {3, 130, 1}}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const std::vector<int64_t> lengths = {1, 64, 0, 200, 2100, 65, 8200, 130};  // up to many chunks of pages
+      const std::vector<int64_t> lengths = {1, 64, 0, 200, 2100, 63, 8201, 130};  // up to many chunks of pages
       const Cache cache = make_cache(lengths, width + d_rope, dtype);
       const Tensor q = seeded_normal({8, heads, width + d_rope}, 2 / std::sqrt(width + d_rope), 2, "q");
       const PartialAttention got = decode_attention(q, cache.view(), d_rope), want = oracle(q, cache, d_rope);
@@ -127,6 +133,19 @@ TEST(NormRows, AgreesWithItsDefinitionWhereverTheRowsLie) {
     const Tensor want = wide * (wide.square().mean(1, true) + 1e-6).rsqrt() * weight.to(at::kDouble);
     norm_rows(rows, weight, 1e-6, rows);
     EXPECT_CLOSE(rows, want, Tolerance::rounding(at::kFloat, d, 2));
+  }
+}
+
+// Memory beyond a sequence holds anything: the row that would complete a pair is not read, nor the column.
+TEST_P(EveryInstructionSet, WhatLiesBeyondRowsIsNotRead) {
+  for (const int64_t d : {12, 13}) {
+    Cache cache = make_cache({65}, d, at::kBFloat16);
+    const Tensor q = seeded_normal({1, 2, d}, 0.5, 2, "q");
+    const PartialAttention nans = decode_attention(q, cache.view(), 4);
+    cache.rows_nd.nan_to_num_(3);
+    const PartialAttention numbers = decode_attention(q, cache.view(), 4);
+    EXPECT_TRUE(nans.out_nhw.equal(numbers.out_nhw) && nans.lse_nh.equal(numbers.lse_nh)) << d;
+    EXPECT_TRUE(nans.out_nhw.isfinite().all().item<bool>()) << d;
   }
 }
 

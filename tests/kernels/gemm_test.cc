@@ -1,6 +1,6 @@
 // Products of all dtypes, strides and paths against fp64.
-#include "parlat/kernels/bf16_product.h"
 #include "parlat/kernels/gemm.h"
+#include "parlat/kernels/bf16_product.h"
 
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
