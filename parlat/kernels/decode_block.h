@@ -37,7 +37,7 @@ struct DecodeScratch {
   Floats rows;          // one page in fp32, [kPageTokens, decode_row_stride(d)]
   Floats scores;        // [kPageTokens, kHeadBlock], then weights
   Floats scale;         // [kHeadBlock]
-  // Pairs of bf16, the first in the low half: what decode_pairs works with.
+  // Pairs of bf16, the first in the low half: what decode_block_in_pairs works with.
   using Pairs = hwy::AlignedFreeUniquePtr<uint32_t[]>;
   Pairs q_pairs;       // [(d + 1) / 2, kHeadBlock]
   Pairs weight_pairs;  // of two rows, [kPageTokens / 2, kHeadBlock]
