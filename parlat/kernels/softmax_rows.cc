@@ -19,13 +19,12 @@ namespace parlat::HWY_NAMESPACE {
 // Partial results that the compiler keeps in vector registers.
 constexpr int64_t kLanes = 32;
 
-// Partial results become one, by halves.
+// Partial results become one.
 template <typename T, typename Combine>
-HWY_INLINE T over_lanes(T* lanes, const Combine& combine) {
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t j = 0; j < half; ++j) lanes[j] = combine(lanes[j], lanes[j + half]);
-  }
-  return lanes[0];
+HWY_INLINE T over_lanes(const T* lanes, const Combine& combine) {
+  T total = lanes[0];
+  for (int64_t j = 1; j < kLanes; ++j) total = combine(total, lanes[j]);
+  return total;
 }
 
 // Calls body(i, lane) for all i below n.
