@@ -10,7 +10,7 @@
 
 #include "parlat/base/error.h"
 
-// Exported by oneDNN but in none of its headers, and torch brings headers of another oneDNN: row-major, 0 is success.
+// Exported by oneDNN but in none of its headers, and torch brings headers of another oneDNN: row-major.
 extern "C" int dnnl_gemm_bf16bf16f32(char transpose_a, char transpose_b, int64_t m, int64_t n, int64_t k, float alpha,
                                      const void* a, int64_t a_stride, const void* b, int64_t b_stride, float beta,
                                      float* c, int64_t c_stride);
@@ -18,6 +18,8 @@ extern "C" int dnnl_gemm_bf16bf16f32(char transpose_a, char transpose_b, int64_t
 namespace parlat {
 
 namespace {
+
+constexpr int kSuccess = 0, kUnimplemented = 3;  // of dnnl_status_t
 
 // Whether x's rows are runs of memory that do not overlap.
 bool has_plain_rows(const Tensor& x) {
@@ -56,17 +58,19 @@ bool native_bf16_gemm() {
   return native;
 }
 
-void bf16_product(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, double alpha, double beta) {
+bool bf16_product(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, double alpha, double beta) {
   PARLAT_ASSERT(
       a_mk.scalar_type() == at::kBFloat16 && b_kn.scalar_type() == at::kBFloat16 && c_mn.scalar_type() == at::kFloat,
       "operands {} and {}, sums {}", name(a_mk.scalar_type()), name(b_kn.scalar_type()), name(c_mn.scalar_type()));
-  if (c_mn.is_meta()) return;
+  if (c_mn.is_meta()) return true;
+  PARLAT_ASSERT(has_plain_rows(c_mn), "sums of strides {}", shape_text(c_mn.strides()));
   const Operand a(a_mk), b(b_kn);
   Tensor c = c_mn;
   const int status = dnnl_gemm_bf16bf16f32(a.transpose, b.transpose, c.size(0), c.size(1), a_mk.size(1),
                                            static_cast<float>(alpha), a.data(), a.stride, b.data(), b.stride,
                                            static_cast<float>(beta), c.mutable_data_ptr<float>(), row_stride(c));
-  if (status != 0) at::addmm_out(c, c, a_mk.to(at::kFloat), b_kn.to(at::kFloat), beta, alpha);
+  PARLAT_ASSERT(status == kSuccess || status == kUnimplemented, "oneDNN's status {}", status);
+  return status == kSuccess;
 }
 
 }  // namespace parlat

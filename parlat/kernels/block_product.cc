@@ -14,19 +14,20 @@ namespace {
 // Products run within tasks that share the threads out: one alone takes no more, so that its sums keep their order.
 class OneThread {
  public:
-  OneThread() { omp_set_num_threads(1); }
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
   ~OneThread() { omp_set_num_threads(before_); }
   OneThread(const OneThread&) = delete;
   OneThread& operator=(const OneThread&) = delete;
 
  private:
-  int before_ = omp_get_max_threads();
+  int before_;
 };
 
 void product(const Tensor& a, const Tensor& b, Tensor c, double alpha, double beta) {
   if (a.scalar_type() == at::kBFloat16 && c.scalar_type() == at::kFloat) {
     const OneThread one_thread;
-    bf16_product(a, b, c, alpha, beta);
+    if (bf16_product(a, b, c, alpha, beta)) return;
+    at::addmm_out(c, c, a.to(at::kFloat), b.to(at::kFloat), beta, alpha);  // a block, where native is forced
   } else {
     at::addmm_out(c, c, a, b, beta, alpha);
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "parlat/kernels/decode_attention.h"
 #include "parlat/kernels/instruction_sets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -33,15 +32,11 @@ struct PageRows {
 
 // A view of fp32 rows, a copy of bf16 ones.
 inline PageRows page_rows(const DecodeBlock& b, int64_t row, DecodeScratch& scratch) {
-  const int64_t d = b.width + b.d_rope, row_bytes = d * (b.bf16 ? 2 : 4), in_page = row % kPageTokens;
-  const auto row_of_page = [&](int64_t page, int64_t at) {
-    return static_cast<const char*>(b.rows) + (b.pages[page] * kPageTokens + at) * row_bytes;
-  };
-  PageRows page{nullptr, d, std::min(kPageTokens - in_page, b.range.end - row), nullptr, row_bytes, 64 * d / row_bytes};
-  if (row + page.count < b.range.end) page.next = row_of_page(row / kPageTokens + 1, 0);
-  const char* const at = row_of_page(row / kPageTokens, in_page);
+  const int64_t d = b.width + b.d_rope;
+  const PageSpan span = page_span(b, row);
+  PageRows page{nullptr, d, span.count, span.next, span.row_bytes, 64 * d / span.row_bytes};
   if (!b.bf16) {
-    page.rows = reinterpret_cast<const float*>(at);
+    page.rows = reinterpret_cast<const float*>(span.rows);
     return page;
   }
   const Floats floats;
@@ -49,7 +44,7 @@ inline PageRows page_rows(const DecodeBlock& b, int64_t row, DecodeScratch& scra
   page.rows = scratch.rows.get();
   page.stride = decode_row_stride(d);
   for (int64_t t = 0; t < page.count; ++t) {
-    const auto* const from = reinterpret_cast<const hwy::bfloat16_t*>(at + t * row_bytes);
+    const auto* const from = reinterpret_cast<const hwy::bfloat16_t*>(span.rows + t * span.row_bytes);
     float* const to = scratch.rows.get() + t * page.stride;
     int64_t j = 0;
     for (; j + kLanes <= d; j += kLanes) hn::Store(hn::PromoteTo(floats, hn::LoadU(halves, from + j)), floats, to + j);

@@ -2,10 +2,12 @@
 
 #include <hwy/aligned_allocator.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
 #include "parlat/base/range.h"
+#include "parlat/kernels/decode_attention.h"
 
 namespace parlat {
 
@@ -24,6 +26,24 @@ struct DecodeBlock {
   float *max, *sum;  // [kHeadBlock], sum of exp(score - max)
   float* weight;     // [kHeadBlock], sum of the weights: these exponentials, or what they were rounded to
 };
+
+// Rows of one page from `row` on that are in the block's range, and where those of the next page lie, to be asked of
+// memory meanwhile.
+struct PageSpan {
+  const char* rows;
+  const char* next;  // null: there is none
+  int64_t row_bytes, count;
+};
+inline PageSpan page_span(const DecodeBlock& block, int64_t row) {
+  const int64_t row_bytes = (block.width + block.d_rope) * (block.bf16 ? 2 : 4), in_page = row % kPageTokens;
+  const auto row_of_page = [&](int64_t page, int64_t at) {
+    return static_cast<const char*>(block.rows) + (block.pages[page] * kPageTokens + at) * row_bytes;
+  };
+  PageSpan span{row_of_page(row / kPageTokens, in_page), nullptr, row_bytes,
+                std::min(kPageTokens - in_page, block.range.end - row)};
+  if (row + span.count < block.range.end) span.next = row_of_page(row / kPageTokens + 1, 0);
+  return span;
+}
 
 // Of the rows of a page in fp32: an odd number of cache lines, so that one column of many rows does not fall into few
 // sets of the cache.

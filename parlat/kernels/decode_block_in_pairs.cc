@@ -1,10 +1,10 @@
 // decode_block on machines that multiply pairs of bf16 and add both products to fp32 (AVX-512 BF16): a row of the cache
 // is an operand as it lies in memory, so nothing is widened, and a product takes half the instructions of fp32.
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "parlat/base/error.h"
-#include "parlat/kernels/decode_attention.h"
 #include "parlat/kernels/decode_block.h"
 
 #if defined(__x86_64__) && !defined(__clang__)  // which ignores the pragmas below
@@ -25,31 +25,6 @@ constexpr int64_t kValueVectors = kValueColumns / 16;
 
 __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-}
-
-// Some rows of one page, and where the next page's lie, to be asked of memory meanwhile.
-struct PageOfPairs {
-  const char* rows;
-  const char* next;  // null: there is none
-  int64_t row_bytes, count, columns;
-};
-
-PageOfPairs page_at(const DecodeBlock& b, int64_t row) {
-  const int64_t columns = b.width + b.d_rope, row_bytes = columns * 2, in_page = row % kPageTokens;
-  const auto row_of_page = [&](int64_t page, int64_t at) {
-    return static_cast<const char*>(b.rows) + (b.pages[page] * kPageTokens + at) * row_bytes;
-  };
-  PageOfPairs page{row_of_page(row / kPageTokens, in_page), nullptr, row_bytes,
-                   std::min(kPageTokens - in_page, b.range.end - row), columns};
-  if (row + page.count < b.range.end) page.next = row_of_page(row / kPageTokens + 1, 0);
-  return page;
-}
-
-// Two columns of a row; the one beyond an odd last column is 0, and not read.
-uint32_t pair_at(const char* row, int64_t pair, int64_t columns) {
-  uint32_t both = 0;
-  std::memcpy(&both, row + pair * 4, 2 * pair + 1 < columns ? 4 : 2);
-  return both;
 }
 
 // Heads beyond the last have q 0.
@@ -75,7 +50,7 @@ void pack_q(const DecodeBlock& b, DecodeScratch& scratch) {
 
 // scores[t][h] = q[h] . rows[t] for kRows rows from row t0 on, a head in each lane.
 template <int64_t kRows>
-void score_rows(const PageOfPairs& page, int64_t t0, DecodeScratch& scratch) {
+void score_rows(const PageSpan& page, int64_t t0, DecodeScratch& scratch) {
   const char* rows[kRows];
   __m512 sum[kRows];
   for (int64_t t = 0; t < kRows; ++t) {
@@ -83,7 +58,7 @@ void score_rows(const PageOfPairs& page, int64_t t0, DecodeScratch& scratch) {
     sum[t] = _mm512_setzero_ps();
   }
   const uint32_t* const q = scratch.q_pairs.get();
-  const int64_t whole = page.columns / 2;
+  const int64_t columns = page.row_bytes / 2, whole = columns / 2;
   for (int64_t begin = 0; begin < whole; begin += kPairsALine) {
     if (page.next != nullptr) {
       for (int64_t t = 0; t < kRows; ++t) {
@@ -101,15 +76,16 @@ void score_rows(const PageOfPairs& page, int64_t t0, DecodeScratch& scratch) {
     }
   }
   for (int64_t t = 0; t < kRows; ++t) {
-    if (page.columns % 2 != 0) {
-      const auto last = static_cast<int>(pair_at(rows[t], whole, page.columns));
+    if (columns % 2 != 0) {
+      uint16_t last;  // in a pair with 0: what comes after it is not read
+      std::memcpy(&last, rows[t] + whole * 4, 2);
       sum[t] = add_pairs(sum[t], _mm512_load_si512(q + whole * kHeadBlock), _mm512_set1_epi32(last));
     }
     _mm512_store_ps(scratch.scores.get() + (t0 + t) * kHeadBlock, sum[t]);
   }
 }
 
-void score_page(const PageOfPairs& page, DecodeScratch& scratch) {
+void score_page(const PageSpan& page, DecodeScratch& scratch) {
   constexpr int64_t kRows = 8;
   int64_t t = 0;
   for (; t + kRows <= page.count; t += kRows) score_rows<kRows>(page, t, scratch);
@@ -129,14 +105,20 @@ void pack_weights(int64_t count, DecodeScratch& scratch) {
   }
 }
 
-// n columns of a page's rows from `column` on, those of two rows side by side; 0 where there is no row or column.
-void interleave_rows(const PageOfPairs& page, int64_t column, int64_t n, DecodeScratch& scratch) {
-  alignas(64) uint16_t low[32], high[32];
-  for (uint16_t i = 0; i < 32; ++i) {
-    low[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
-    high[i] = static_cast<uint16_t>(low[i] + 16);
+// Which of two rows' 32 columns each, 0 to 31 and 32 to 63, make the first and the last 16 pairs.
+alignas(64) constexpr auto kOfBothRows = [] {
+  std::array<std::array<uint16_t, 32>, 2> columns{};
+  for (size_t i = 0; i < 32; ++i) {
+    columns[0][i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
+    columns[1][i] = static_cast<uint16_t>(columns[0][i] + 16);
   }
-  const __m512i take_low = _mm512_load_si512(low), take_high = _mm512_load_si512(high);
+  return columns;
+}();
+
+// n columns of a page's rows from `column` on, those of two rows side by side; 0 where there is no row or column.
+void interleave_rows(const PageSpan& page, int64_t column, int64_t n, DecodeScratch& scratch) {
+  const __m512i take_low = _mm512_load_si512(kOfBothRows[0].data()),
+                take_high = _mm512_load_si512(kOfBothRows[1].data());
   for (int64_t t = 0; t < page.count; t += 2) {
     const char* const row = page.rows + t * page.row_bytes + column * 2;
     uint32_t* const to = scratch.value_pairs.get() + t / 2 * kValueColumns;
@@ -182,12 +164,12 @@ void add_tile(const DecodeBlock& b, int64_t n_pairs, int64_t head, int64_t colum
   }
 }
 
-void add_page(const DecodeBlock& b, const PageOfPairs& page, DecodeScratch& scratch) {
+void add_page(const DecodeBlock& b, const PageSpan& page, DecodeScratch& scratch) {
   const int64_t n_pairs = (page.count + 1) / 2;
   for (int64_t column = 0; column < b.width; column += kValueColumns) {
     interleave_rows(page, column, std::min(kValueColumns, b.width - column), scratch);
     int64_t head = 0;
-    // Six where what is left is not a multiple of four soon.
+    // Eight are two fours: six would leave two by themselves.
     for (; b.n_heads - head >= 6 && b.n_heads - head != 8; head += 6) add_tile<6>(b, n_pairs, head, column, scratch);
     for (; b.n_heads - head >= 4; head += 4) add_tile<4>(b, n_pairs, head, column, scratch);
     for (; head < b.n_heads; ++head) add_tile<1>(b, n_pairs, head, column, scratch);
@@ -199,7 +181,7 @@ void add_page(const DecodeBlock& b, const PageOfPairs& page, DecodeScratch& scra
 void decode_block_in_pairs(const DecodeBlock& b, DecodeScratch& scratch) {
   pack_q(b, scratch);
   for (int64_t row = b.range.begin; row < b.range.end;) {
-    const PageOfPairs page = page_at(b, row);
+    const PageSpan page = page_span(b, row);
     score_page(page, scratch);
     softmax_page(b, page.count, /*round=*/true, scratch);
     pack_weights(page.count, scratch);

@@ -117,13 +117,13 @@ void gemm(const Tensor& a_mk, const Tensor& b_kn, const Tensor& c_mn, bool accum
   }
   const at::ScalarType dtype = a_mk.scalar_type(), sums = c_mn.scalar_type();
   const bool native = b_kn.scalar_type() == dtype && (dtype == compute_dtype(dtype) || native_bf16_gemm());
-  if (native && sums == dtype) {
-    multiply(a_mk, b_kn, c_mn, accumulate);
-  } else if (native && sums == at::kFloat && dtype == at::kBFloat16 && !c_mn.is_cuda()) {
-    bf16_product(a_mk, b_kn, c_mn, 1, accumulate ? 1 : 0);
-  } else {
-    multiply_widened(a_mk, b_kn, c_mn, accumulate);
+  if (native && sums == dtype) return multiply(a_mk, b_kn, c_mn, accumulate);
+  const bool here = c_mn.is_cpu() || c_mn.is_meta();
+  if (native && here && dtype == at::kBFloat16 && sums == at::kFloat &&
+      bf16_product(a_mk, b_kn, c_mn, 1, accumulate ? 1 : 0)) {
+    return;
   }
+  multiply_widened(a_mk, b_kn, c_mn, accumulate);
 }
 
 Tensor linear(const Tensor& x, const Tensor& w_NK) {

@@ -38,7 +38,7 @@ class ExplicitHead final : public HeadKeys {
         v_room_(kFusedKeys * source.v_.size(3), block_options(source.v_)) {}
 
   KeyBlock load(int64_t b, Range keys) override {
-    return {k_room_.copied(of_head(source_.k_, b, keys)), v_room_.copied(of_head(source_.v_, b, keys))};
+    return {k_room_.packed(of_head(source_.k_, b, keys)), v_room_.packed(of_head(source_.v_, b, keys))};
   }
 
   void add_gradients(int64_t b, Range keys, const KeyBlock& gradients) override {

@@ -14,8 +14,10 @@ class Scratch {
     return room_.narrow(0, 0, n_rows * n_columns).view({n_rows, n_columns});
   }
   at::ScalarType dtype() const { return room_.scalar_type(); }
-  // x in the scratch's dtype and in consecutive memory: rows of one head lie pages apart.
-  at::Tensor copied(const at::Tensor& x) const { return matrix(x.size(0), x.size(1)).copy_(x); }
+  // x in the scratch's dtype and in consecutive memory, since rows of one head lie pages apart; x itself if it is that.
+  at::Tensor packed(const at::Tensor& x) const {
+    return x.is_contiguous() ? converted(x) : matrix(x.size(0), x.size(1)).copy_(x);
+  }
   // x in the scratch's dtype; x itself if it has that already.
   at::Tensor converted(const at::Tensor& x) const {
     return x.scalar_type() == room_.scalar_type() ? x : matrix(x.size(0), x.size(1)).copy_(x);

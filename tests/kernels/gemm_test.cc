@@ -1,11 +1,11 @@
 // Products of all dtypes, strides and paths against fp64.
 #include "parlat/kernels/gemm.h"
-#include "parlat/kernels/bf16_product.h"
 
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "parlat/base/error.h"
+#include "parlat/kernels/bf16_product.h"
 #include "parlat/tensor/memory_meter.h"
 #include "tests/kernels/central_differences.h"
 #include "tests/kernels/forced_gemm.h"
@@ -105,6 +105,17 @@ TEST_P(Gemm, NanReachesItsRowOnly) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, Gemm, kGemmPaths, gemm_path_name);
+
+// What else the kernels would fall back to is right, too, but slow: this says that oneDNN's product is found.
+TEST(Bf16Product, IsThereWhereTheMachineHasIt) {
+  if (!native_bf16_gemm()) GTEST_SKIP() << "no native bf16";
+  const Tensor a = seeded_normal({5, 7}, 1.0, 1, "a").to(at::kBFloat16),
+               b = seeded_normal({9, 7}, 1.0, 1, "b").to(at::kBFloat16);
+  const Tensor room = at::full({5, 12}, std::numeric_limits<double>::quiet_NaN(), at::kFloat), c = room.narrow(1, 2, 9);
+  ASSERT_TRUE(bf16_product(a, b.t(), c, 0.5, 0));
+  EXPECT_CLOSE(c, at::matmul(a.to(at::kDouble), b.t().to(at::kDouble)) * 0.5, Tolerance::rounding(at::kFloat, 7, 1));
+  EXPECT_TRUE(room.narrow(1, 0, 2).isnan().all().item<bool>() && room.narrow(1, 11, 1).isnan().all().item<bool>());
+}
 
 TEST(Linear, AgreesWithCentralDifferences) {
   expect_gradients([](const auto& in) { return std::vector{parlat::linear(in[0], in[1])}; },
